@@ -1,1 +1,1 @@
-"""What people read of a schedule: report, critical path, occupancy, iterations."""
+"""Analysis of schedules: report, critical path, use of resources, unrolling."""

@@ -1,4 +1,4 @@
-"""Iterations of training jobs in a schedule: how many, how long each takes, how long it waits."""
+"""Iterations of training jobs in a schedule: number, latency and waiting time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ class JobReport:
     """Iterations of one job; times in the schedule's unit.
 
     ``iterations`` counts those of a cycle (or of the whole one-shot schedule). ``latency`` is the
-    longest time from the first start of an iteration to its last end, ``wait`` what of it is not
-    its longest chain of blocks and lags: time lost to other jobs, and to its own micro-batches.
+    longest time from the first start of an iteration to its last end, ``wait`` the part of it
+    beyond the longest chain of blocks and lags: time lost to other jobs and micro-batches.
     ``cycles`` is the latency in periods, None for a one-shot schedule; ``recompute`` whether the
-    solver chose recomputation, None if the document does not say; ``name`` is "" for a job that has
-    none.
+    solver chose recomputation, None if unknown; ``name`` is "" for a job without one.
     """
 
     job: int
@@ -61,7 +60,7 @@ def job_reports(schedule: Schedule) -> tuple[JobReport, ...]:
     group = group.ravel()
     begin = _begin(schedule)[held]
     latency = _most(group, begin + schedule.duration[held]) + _most(group, -begin)
-    chain = _most(group, (evaluate(_own_arcs(schedule)).head + schedule.duration)[held])
+    chain = _most(group, (evaluate(_inner_arcs(schedule)).head + schedule.duration)[held])
     chosen = _recompute(schedule)
     found = []
     for job in np.unique(jobs).tolist():
@@ -89,11 +88,11 @@ def throughput(schedule: Schedule, jobs: tuple[JobReport, ...], span: int) -> fl
 
 def _begin(schedule: Schedule) -> npt.NDArray[Any]:
     """Starts of the blocks of one iteration; Python integers where int64 could overflow."""
-    assert schedule.start is not None  # as `job_reports` has made sure
+    assert schedule.start is not None  # checked by `job_reports`
     turn = schedule.period or 0
     exact = turn * int(schedule.offset.max(initial=0)) > 1 << 61
-    laps: npt.NDArray[Any] = schedule.offset.astype(object if exact else np.int64) * turn
-    return laps + schedule.start
+    cycles: npt.NDArray[Any] = schedule.offset.astype(object if exact else np.int64)
+    return cycles * turn + schedule.start
 
 
 def _most(group: IntArray, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -104,10 +103,10 @@ def _most(group: IntArray, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return most
 
 
-def _own_arcs(schedule: Schedule) -> Schedule:
+def _inner_arcs(schedule: Schedule) -> Schedule:
     """The graph of arcs within iterations alone: no resources, releases or repetition."""
     tail, head, lag, distance = schedule.arcs
-    own = (
+    inner = (
         (schedule.job[tail] == schedule.job[head])
         & (schedule.iteration[tail] == schedule.iteration[head])
         & (distance == 0)
@@ -116,13 +115,13 @@ def _own_arcs(schedule: Schedule) -> Schedule:
         resources=(),
         duration=schedule.duration,
         op_resources=Csr(np.zeros(schedule.n_operations + 1, np.int64), []),
-        arcs=Arcs(tail[own], head[own], lag[own], distance[own]),
+        arcs=Arcs(tail[inner], head[inner], lag[inner], distance[inner]),
     )
 
 
 def _recompute(schedule: Schedule) -> list[bool]:
-    """Which jobs recompute, as the document tells; [] if it does not."""
-    told = schedule.provenance.get("recompute")
-    if not isinstance(told, (list, tuple)) or not all(isinstance(one, bool) for one in told):
+    """Which jobs recompute according to the provenance; [] if unknown."""
+    flags = schedule.provenance.get("recompute")
+    if not isinstance(flags, (list, tuple)) or not all(isinstance(one, bool) for one in flags):
         return []
-    return list(told)
+    return list(flags)

@@ -1,4 +1,4 @@
-"""Who holds which resource when: bars, setups and kept memory, ready to be drawn."""
+"""Use of resources over time: bars, setups and held memory, ready to be drawn."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Bars:
     """Executions of operations in time order of their cycles; arrays of one value per bar.
 
     ``cycle`` is 0 throughout for a one-shot schedule. In a periodic one it counts turns of the
-    steady state from the drawing's time 0; -1 marks what still runs when the drawing begins.
+    steady state from the drawing's time 0; -1 marks bars that began before it.
     """
 
     operation: IntArray
@@ -53,7 +53,7 @@ def horizon(schedule: Schedule, cycles: int = 1) -> int:
 
 
 def check_cycles(cycles: int) -> None:
-    """Refuse a number of cycles that nobody can look at."""
+    """Refuse a number of cycles that is too large for a picture."""
     if not 1 <= cycles <= MOST_CYCLES:
         raise InputError(f"cycles: expected 1..{MOST_CYCLES}, got {cycles}")
 
@@ -99,7 +99,7 @@ def bars(schedule: Schedule, cycles: int = 1) -> Bars:
 
 
 def left_out(schedule: Schedule, chart: Bars) -> npt.NDArray[np.bool_]:
-    """Bars that belong to an iteration before the first: a cold start leaves them out."""
+    """Bars of iterations before the first one, which a cold start does not have."""
     found: npt.NDArray[np.bool_] = chart.cycle < schedule.offset[chart.operation]
     return found
 
@@ -136,9 +136,8 @@ def held_bytes(
 ) -> IntArray:
     """Bytes held while each of these operations runs, in this order, without workspaces.
 
-    `change` is what each takes at its start and gives back at its end; None: `acquire` and `free`.
-    In the steady state an operation with an offset is so many cycles behind, and as often has still
-    to give back when a cycle begins.
+    `change` is the bytes each acquires and frees (default: `acquire` and `free`). In the steady
+    state an operation with offset k is k cycles late, and has k times its bytes still to free.
     """
     which = np.array(row, np.int64)
     take, give = (schedule.acquire[which], schedule.free[which]) if change is None else change
@@ -147,7 +146,7 @@ def held_bytes(
 
 
 def jobs_that_fit(jobs: int, fits: Callable[[int], bool]) -> int:
-    """How many of the first jobs fit without the later ones, if all together do not."""
+    """Number of first jobs that fit together, if all jobs do not."""
     return next((n for n in range(jobs - 1, 0, -1) if fits(n)), 0)
 
 
@@ -174,7 +173,7 @@ def memory_steps(schedule: Schedule, resource: int, cycles: int = 1) -> tuple[In
         -schedule.free[row] - schedule.workspace[row],
     )
     begin, finish = start[row], start[row] + schedule.duration[row]
-    # interleaved, so that at equal times an operation gives back before the next one takes
+    # interleaved: at equal times an operation frees before the next one acquires
     shape = [np.stack(pair, axis=1).ravel() for pair in ((begin, finish), (up, down))]
     rounds = turns(schedule, cycles)
     times = np.concatenate([shape[0] + c * turn for c in rounds])
@@ -204,7 +203,7 @@ def _starts(schedule: Schedule) -> IntArray:
 
 
 def _sequence(schedule: Schedule, resource: int) -> list[int]:
-    assert schedule.sequences is not None  # as `_starts` has made sure
+    assert schedule.sequences is not None  # checked by `_starts`
     row: list[int] = schedule.sequences[resource].tolist()
     return row
 

@@ -1,4 +1,4 @@
-"""What a schedule is worth, in numbers: shares of resources, jobs, bound and critical path."""
+"""Summary of a schedule: use of resources, jobs, bound and critical path."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.analysis.critical_path import critical_path, links, tight_links
+from optsched.analysis.critical_path import critical_path
 from optsched.analysis.iterations import JobReport, job_reports, throughput
+from optsched.analysis.links import links, tight_links
 from optsched.analysis.occupancy import horizon, peak_memory, setup_time
 from optsched.errors import InputError
 from optsched.model.graph import describe
@@ -25,7 +26,7 @@ class ResourceReport:
     """Load of one resource; times in the schedule's unit, bytes, ``memory`` 0 = unlimited.
 
     ``busy + setup + bubble`` is the span of the report. The bubble is negative only where
-    operations overlap, that is, in a schedule that `optsched.verify` refuses.
+    operations overlap, which `optsched.verify` reports.
     """
 
     name: str
@@ -42,10 +43,10 @@ class ResourceReport:
 
 @dataclass(frozen=True)
 class CriticalStep:
-    """One operation of the critical path: what it is, when it runs, why not earlier."""
+    """One operation of the critical path, with the reason why it does not start earlier."""
 
     operation: int
-    words: str
+    name: str
     resources: tuple[str, ...]
     start: int
     end: int
@@ -56,15 +57,13 @@ class CriticalStep:
 class Report:
     """Summary of a schedule.
 
-    ``span`` is what the shares relate to: the makespan, or the period. ``objective``,
-    ``lower_bound`` and ``status`` are what the document claims (the value falls back to the span);
-    ``gap`` is ``objective / lower_bound - 1``, None without a positive bound.
-    ``solver`` is who made the schedule, "" if the document does not tell. ``throughput`` is the
-    number of iterations of all jobs in a second; None unless it is a job array, and then
-    ``iterations`` has a row for every job. ``path_is_complete`` says that the critical path reaches
-    from time 0 or a release to the end, or all the way round a period. Of a periodic schedule,
-    ``least_period`` is what the critical cycle needs, rounded up: where it is below the period,
-    these orders could be repeated faster; None without such a cycle.
+    ``span`` is the makespan, or the period; shares relate to it. ``objective``, ``lower_bound`` and
+    ``status`` are claims of the document (default of the value: the span); ``gap`` is
+    ``objective / lower_bound - 1``, None without a positive bound; ``solver`` is "" if unknown.
+    ``throughput`` is the iterations of all jobs per second, and ``iterations`` has one row per job;
+    None and () unless it is a job array. ``path_is_complete``: the critical path reaches from time
+    0 or a release to the end, or all the way round a period. ``least_period`` is the length of the
+    critical cycle, rounded up: where it is below the period, the same orders could repeat faster.
     """
 
     name: str
@@ -88,12 +87,7 @@ class Report:
 
 
 def report(schedule: Schedule) -> Report:
-    """Summarise a schedule, one-shot or periodic.
-
-    Parameters
-    ----------
-    schedule
-        A scheduled graph; it is not verified here (`optsched.verify`).
+    """Summarise a schedule, one-shot or periodic, without verifying it.
 
     Raises
     ------
@@ -161,13 +155,12 @@ class _Link(NamedTuple):
 def _chain(schedule: Schedule, path: list[int], turn: int) -> list[_Link | None]:
     """The link into every operation of a critical path, None where it begins.
 
-    Of several between two operations it is the one that would bind at a period of ``turn``.
+    Of parallel links it is the one that binds at a period of ``turn``.
     """
     found = links(schedule)
     on_path = np.isin(found.head, np.array(path, np.int64))
-    columns = (found.tail, found.head, found.resource, found.wait, found.tokens)
     best: dict[tuple[int, int], tuple[int, _Link]] = {}
-    for i, j, *link in zip(*(column[on_path].tolist() for column in columns), strict=True):
+    for i, j, *link in zip(*(c.tolist() for c in found.where(on_path)), strict=True):
         step = _Link(*link)
         needed = step.wait - step.tokens * turn
         if (i, j) not in best or needed > best[i, j][0]:
@@ -183,7 +176,7 @@ def _least_period(schedule: Schedule, path: list[int]) -> int | None:
     tight = {pair[:2] for pair in zip(*(c.tolist() for c in tight_links(schedule)), strict=True)}
     if tight.issuperset(pairwise([*path, path[0]])):
         return schedule.period
-    from optsched.kernels.cycle_ratio import cycle_time  # compiled: only for those who need it
+    from optsched.kernels.cycle_ratio import cycle_time  # compiled: only when needed
 
     return cycle_time(schedule, schedule.sequences, schedule.offset).period
 
@@ -191,7 +184,7 @@ def _least_period(schedule: Schedule, path: list[int]) -> int | None:
 def _steps(
     schedule: Schedule, path: list[int], chain: list[_Link | None]
 ) -> tuple[CriticalStep, ...]:
-    assert schedule.start is not None  # as `report` has made sure
+    assert schedule.start is not None  # checked by `report`
     steps = []
     for i, link in zip(path, chain, strict=True):
         if link is None:
@@ -205,7 +198,7 @@ def _steps(
 
 
 def _is_complete(schedule: Schedule, path: list[int]) -> bool:
-    assert schedule.start is not None  # as `report` has made sure
+    assert schedule.start is not None  # checked by `report`
     if not path or schedule.period is not None:
         return bool(path)
     return int(schedule.start[path[0]]) in (0, int(schedule.release[path[0]]))

@@ -24,37 +24,36 @@ def rolling(
 ) -> Schedule:
     """The schedule of least period that repeats the given orders for ever.
 
-    Every iteration ends as early as the orders allow, and begins as late as it then can. Starts are
-    reduced into one cycle, which rotates sequences and changes offsets, but nothing that ever
-    happens; every job's least offset is 0, unless jobs wait for each other: then the least of all
-    is.
+    Every iteration ends as early as the orders allow, and starts as late as possible before that.
+    Starts are reduced modulo the period, which rotates sequences and changes offsets only. The
+    least offset of every job is 0; if arcs connect jobs, the least of all.
 
     Parameters
     ----------
     graph, sequences, offsets
         As in `optsched.kernels.cycle_ratio.cycle_time`.
     provenance
-        How the schedule came about.
+        Origin of the schedule.
 
     Returns
     -------
     Schedule
-        With a period; whether it fits the memory is `optsched.verify`'s question.
+        Periodic; held memory is not checked (`optsched.verify` does).
 
     Raises
     ------
     CyclicOrder
-        The operations of a cycle wait for each other for ever.
+        A deadlock.
     InputError
-        The orders or offsets are none of this graph.
+        The orders or offsets do not belong to this graph.
     """
     if not isinstance(sequences, Csr):
         sequences = Csr.of(sequences)
     found = cycle_time(graph, sequences, offsets)
     given = np.zeros(graph.n_operations, np.int64) if offsets is None else np.asarray(offsets)
     start = _compact(graph, sequences, given, found)
-    lap = start // found.period
-    turns = lap - found.late
+    cycle = start // found.period
+    turns = cycle - found.late
     offset = given + turns
     job = _independent(graph)
     least = np.full(graph.n_operations, np.iinfo(np.int64).max)
@@ -63,23 +62,23 @@ def rolling(
         found.period,
         offset - least[job],
         _rotated(sequences, turns),
-        start - lap * found.period,
+        start - cycle * found.period,
         Objective("period", found.period, None, "feasible"),
         provenance,
     )
 
 
 def _compact(graph: Schedule, sequences: Csr, offset: IntArray, found: CycleTime) -> IntArray:
-    """Starts with the same ends of iterations, before which all else begins as late as it can."""
+    """Starts with the same ends of iterations, all other operations as late as possible."""
     tail, head, _, distance = graph.arcs
     _, iteration = np.unique(np.stack((graph.job, graph.iteration)), axis=1, return_inverse=True)
     iteration = iteration.ravel()
-    waited_for = np.zeros(graph.n_operations, np.bool_)
-    waited_for[tail[(iteration[tail] == iteration[head]) & (distance == 0)]] = True
+    has_successor = np.zeros(graph.n_operations, np.bool_)
+    has_successor[tail[(iteration[tail] == iteration[head]) & (distance == 0)]] = True
     last = np.zeros(graph.n_operations, np.int64)
     np.maximum.at(last, iteration, found.start + graph.duration)
-    start = np.where(waited_for, last[iteration] - graph.duration, found.start)
-    order = np.flatnonzero(waited_for)
+    start = np.where(has_successor, last[iteration] - graph.duration, found.start)
+    order = np.flatnonzero(has_successor)
     order = order[np.argsort(-found.start[order], kind="stable")]
     arcs = cycle_arcs(graph, sequences, offset).shifted(found.late)
     lower_starts(arcs, found.period, order, start)
@@ -87,7 +86,7 @@ def _compact(graph: Schedule, sequences: Csr, offset: IntArray, found: CycleTime
 
 
 def _independent(graph: Schedule) -> IntArray:
-    """A number per operation that no arc changes: the job, if no job waits for another."""
+    """A component number per operation: the job, if no arc connects jobs, else 0."""
     if (graph.job[graph.arcs.tail] != graph.job[graph.arcs.head]).any():
         return np.zeros(graph.n_operations, np.int64)
     numbers: IntArray = np.unique(graph.job, return_inverse=True)[1].astype(np.int64)
@@ -95,7 +94,7 @@ def _independent(graph: Schedule) -> IntArray:
 
 
 def _rotated(rows: Csr, turns: IntArray) -> Csr:
-    """Each row from its first operation of a later turn on; at most two turns are in a row."""
+    """Each row rotated to its first operation of a later cycle; a row spans at most two cycles."""
     ids = rows.ids.copy()
     for r in range(len(rows)):
         row = rows[r]

@@ -15,17 +15,16 @@ _MAX_OPERATIONS = 10_000_000
 
 
 def unroll(schedule: Schedule, cycles: int) -> Schedule:
-    """The first cycles of a periodic schedule, from cold.
+    """The first cycles of a periodic schedule, from an empty start.
 
-    Operation i is there in every cycle c >= offset[i], at ``start[i] + c * period``, where it runs
-    iteration ``(c - offset[i]) * n + iteration[i]`` of its job (n copies a cycle). What would
-    belong to an iteration before the first is left out, and so is what waits for it: a prologue
-    needs no description of its own.
+    Operation i is in every cycle c >= offset[i], at ``start[i] + c * period``, where it runs
+    iteration ``(c - offset[i]) * n + iteration[i]`` of its job (n copies a cycle). Iterations
+    before the first, and arcs from them, are left out: this is the prologue.
 
     Parameters
     ----------
     schedule
-        Periodic, with sequences and starts; it may be wrong.
+        Periodic, with sequences and starts; it may break rules.
     cycles
         How many, >= 1.
 
@@ -33,13 +32,13 @@ def unroll(schedule: Schedule, cycles: int) -> Schedule:
     -------
     Schedule
         Without period; operations are numbered cycle by cycle. With correct offsets and setups
-        that obey the triangle inequality it is correct if the periodic one is, and, from
+        that satisfy the triangle inequality it is correct if the periodic one is, and, from
         ``max(offset) + max(2, max(distance) + 1)`` cycles on, only if.
 
     Raises
     ------
     InputError
-        No period, no starts, or cycles below 1 or so many that times pass 2^53.
+        No period, no starts, or cycles below 1 or so many that times exceed 2^53.
     """
     s = schedule
     if s.period is None or s.start is None or s.sequences is None:
@@ -77,7 +76,7 @@ def unroll(schedule: Schedule, cycles: int) -> Schedule:
 
 
 def instances(schedule: Schedule, cycles: int) -> tuple[IntArray, IntArray]:
-    """Cycle and operation of everything that runs in the first cycles, as `unroll` numbers it."""
+    """Cycle and operation of all executions in the first cycles, numbered as in `unroll`."""
     cycle, operation = np.nonzero(np.arange(cycles)[:, None] >= schedule.offset[None, :])
     return cycle.astype(np.int64), operation.astype(np.int64)
 

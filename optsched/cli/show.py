@@ -163,9 +163,9 @@ def _runs(steps: tuple[CriticalStep, ...]) -> list[list[CriticalStep]]:
 def _run_cells(run: list[CriticalStep], time_unit: str) -> list[Text]:
     """When, where, what and why, each in its column."""
     first, last = run[0], run[-1]
-    what = Text(one_line(first.words))
+    what = Text(one_line(first.name))
     if len(run) > 1:
-        what.append((" … " if len(run) > 2 else ", ") + one_line(last.words))
+        what.append((" … " if len(run) > 2 else ", ") + one_line(last.name))
         what.append(f" ({len(run)} operations)", "dim")
     return [
         Text(time_text(first.start, time_unit), "dim"),

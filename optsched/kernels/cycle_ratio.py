@@ -16,10 +16,11 @@ from numba import types
 
 from optsched.errors import CyclicOrder, InputError
 from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import int_array
 from optsched.kernels.compile import INT, INTS, READ, entry
 from optsched.kernels.plain_python import run
 from optsched.model.graph import check_permutations, describe, shortest_cycle
-from optsched.model.schedule import Csr, _frozen
+from optsched.model.schedule import Csr
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +112,7 @@ def _offset(given: IntArray | None, n: int) -> IntArray:
     """Checked offsets; negative ones are legal, they count from any cycle."""
     if given is None:
         return np.zeros(n, np.int64)
-    offset = _frozen("offsets", given)
+    offset = int_array("offsets", given)
     if len(offset) != n:
         raise InputError(f"offsets: expected {n} integers, one per operation, got {len(offset)}")
     wrong = np.flatnonzero((offset > MAX_INTEGER) | (offset < -MAX_INTEGER))

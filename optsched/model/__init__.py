@@ -1,1 +1,1 @@
-"""The schedule format: disjunctive graph, documents, evaluation and the independent verifier."""
+"""Graphs and schedules: the type, its documents, evaluation, bounds and the verifier."""

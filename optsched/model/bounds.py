@@ -1,4 +1,4 @@
-"""Lower bounds of the makespan that need no solver, and reasons why nothing is feasible."""
+"""Lower bounds of the makespan that need no search, and simple proofs of infeasibility."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ def makespan_bounds(graph: Schedule) -> dict[str, int]:
     Returns
     -------
     dict
-        ``chain``: longest path of the arcs. ``load``: per resource least head + load (with the
-        setups that nobody can avoid) + least tail. ``one_machine``: Jackson's preemptive schedule
-        per resource, durations lengthened by unavoidable setups. ``energy``: memory x time, and
-        what fits together (`optsched.model.memory_bounds`).
+        ``chain``: longest path of the arcs. ``load``: per resource least head + load (with
+        unavoidable setups) + least tail. ``one_machine``: Jackson's preemptive schedule per
+        resource, durations lengthened by unavoidable setups. ``energy``: memory x time of what
+        fits together (`optsched.model.memory_bounds`).
     """
     paths = evaluate(graph)
     loss = setup_loss(graph)
     one_machine = 0
     for r in range(graph.n_resources):
         on = graph.users[r]
-        duration = graph.duration[on] + loss[r]  # the last one loses nothing: less is behind it
+        # valid for the last operation too, which loses nothing: its tail shrinks by the loss
+        duration = graph.duration[on] + loss[r]
         value = jackson_preemptive(paths.head[on], duration, paths.tail[on] - duration)
         one_machine = max(one_machine, value)
     return {
@@ -57,12 +58,7 @@ def horizon(graph: Schedule) -> int:
 def load_bound(graph: Schedule, paths: Evaluation | None = None) -> int:
     """Per resource least head + durations + setups that every order pays + least tail.
 
-    Parameters
-    ----------
-    graph
-        The disjunctive graph.
-    paths
-        `evaluate` of the graph, if known.
+    `paths` is `evaluate` of the graph, if known.
     """
     paths = evaluate(graph) if paths is None else paths
     best = 0
@@ -90,13 +86,13 @@ def jackson_preemptive(
     duration
         Processing times p.
     after
-        Delivery times behind the end of each operation (its tail without p); may be negative.
+        Delivery times after the end of each operation (its tail without p); may be negative.
 
     Returns
     -------
     int
-        ``max(C_j + after_j)`` when always the released job of longest delivery time runs
-        (Carlier 1982); 0 without jobs.
+        ``max(C_j + after_j)`` where the released job with the longest delivery time runs at any
+        time (Carlier 1982: optimal with preemption); 0 without jobs.
     """
     jobs = sorted(zip(_ints(head), _ints(duration), _ints(after), strict=True))
     ready: list[list[int]] = []  # [-after, remaining]
@@ -121,12 +117,11 @@ def jackson_preemptive(
 
 
 def setup_loss(graph: Schedule) -> list[IntArray]:
-    """Time that a resource loses behind every operation unless that is its last one.
+    """Least idle or setup time of a resource after every operation but its last one.
 
-    Behind i comes either another family, which costs at least the cheapest setup, or an operation
-    k of its own family, before which the resource waits at least as long as the arcs between i and
-    k demand. So the loss is the smaller of the two: it may be far below the setup time, because
-    the resource may idle and keep the job.
+    The next operation after i is either of another family, which costs at least the cheapest
+    setup, or an operation k of the same family, which cannot start before the arcs from i to k
+    allow. The loss is the smaller of the two, so it may be far below the setup time.
 
     Returns
     -------
@@ -138,12 +133,12 @@ def setup_loss(graph: Schedule) -> list[IntArray]:
     losses = []
     for r in range(graph.n_resources):
         loss = np.minimum(_cheapest_change(graph, graph.users[r]), _chain_waits(graph, r))
-        losses.append(np.where(loss == _NEVER, 0, loss))  # nothing can follow: it is the last one
+        losses.append(np.where(loss == _NEVER, 0, loss))  # nothing can follow: i is the last one
     return losses
 
 
 def infeasibility(graph: Schedule) -> str:
-    """Why no schedule of this graph can exist, as a sentence; ``""`` if none is easily seen."""
+    """One sentence why no schedule of this graph exists, or ``""`` if these checks show none."""
     if (graph.deadline != NO_DEADLINE).any():
         paths = evaluate(graph)
         late = paths.head + graph.duration > graph.deadline
@@ -155,11 +150,11 @@ def infeasibility(graph: Schedule) -> str:
             )
     for i in np.flatnonzero(graph.acquire + graph.workspace).tolist():
         for r in graph.op_resources[i].tolist():
-            need, there = int(graph.acquire[i] + graph.workspace[i]), int(graph.memory[r])
-            if 0 < there < need:
+            need, limit = int(graph.acquire[i] + graph.workspace[i]), int(graph.memory[r])
+            if 0 < limit < need:
                 return (
                     f"{describe(graph, i)}, operation {i}, needs {need} bytes alone, "
-                    f"{graph.resources[r].name} has {there}"
+                    f"{graph.resources[r].name} has {limit}"
                 )
     return ""
 
@@ -172,7 +167,7 @@ def _ints(values: Sequence[int] | IntArray) -> list[int]:
 
 
 def family_changes(graph: Schedule, on: IntArray) -> int:
-    """Setup time that every order of these operations pays: all families but one are left."""
+    """Setup time that every order of these operations pays."""
     if not graph.has_setups:
         return 0
     families = np.unique(graph.family[on], return_inverse=True)[1]
@@ -180,7 +175,7 @@ def family_changes(graph: Schedule, on: IntArray) -> int:
     out, into = np.full(n, np.iinfo(np.int64).max), np.full(n, np.iinfo(np.int64).max)
     np.minimum.at(out, families, graph.setup_out[on])
     np.minimum.at(into, families, graph.setup_in[on])
-    # the last family is never left, the first never entered
+    # every family but the last is left, every one but the first is entered, each at least once
     return int(out.sum() - out.max() + into.sum() - into.max())
 
 
@@ -198,9 +193,9 @@ def _cheapest_change(graph: Schedule, on: IntArray) -> IntArray:
 
 
 def _chain_waits(graph: Schedule, r: int) -> IntArray:
-    """Least wait of resource r between each user and the next of its own family.
+    """Least idle time of resource r from each user to a later one of the same family.
 
-    0 if a user of the same family may follow directly; a huge number if none can follow at all.
+    0 if one may follow directly; `_NEVER` if none can follow.
     """
     on = graph.users[r].tolist()
     members: dict[int, set[int]] = {}
@@ -213,7 +208,7 @@ def _chain_waits(graph: Schedule, r: int) -> IntArray:
         for k in members[int(graph.family[i])] - {i}:
             if k in reach[i]:
                 wait = min(wait, reach[i][k] - int(graph.duration[i]))
-            elif i not in reach[k]:  # unrelated: may come next at once
+            elif i not in reach[k]:  # unrelated: may follow directly
                 wait = 0
         waits.append(max(0, wait))
     return np.array(waits, np.int64)

@@ -1,4 +1,4 @@
-"""What makes the arrays of a `Schedule` a well-formed graph; refusals name the place."""
+"""Checks of the fields of a `Schedule`: types, shapes, ranges, acyclic arcs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
-from optsched.io.values import format_value, integer, json_value, label, one_of
+from optsched.io.values import format_value, int_array, integer, json_value, label, one_of
 from optsched.model.cycles import cycle_of
 from optsched.model.schedule import (
     COLUMNS,
@@ -23,13 +23,12 @@ from optsched.model.schedule import (
     Objective,
     Resource,
     Schedule,
-    _frozen,
 )
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_SHOWN_CYCLE = 12  # operations of a cycle that a message lists
+_LISTED = 12  # operations of a cycle that a message lists
 
 
 def normalise(raw: Schedule) -> dict[str, Any]:
@@ -60,8 +59,8 @@ def solution(
     """Checked orders, starts and claims for a graph that has been checked."""
     n, values = graph.n_operations, {"sequences": sequences, "start": start, "objective": objective}
     if (sequences is None) != (start is None):
-        absent, there = ("starts", "sequences") if start is None else ("sequences", "starts")
-        raise InputError(f"{absent}: missing, but there are {there} (give both or neither)")
+        absent, given = ("starts", "sequences") if start is None else ("sequences", "starts")
+        raise InputError(f"{absent}: missing, but {given} are given (give both or neither)")
     if sequences is not None:
         values["sequences"] = _sequences(sequences, n, graph.resources)
         values["start"] = _starts(start, n, graph.period)
@@ -88,7 +87,7 @@ def _first(bad: npt.NDArray[np.bool_]) -> int | None:
 
 
 def _column(key: str, given: Any, n: int) -> IntArray:
-    array = _frozen(key, given)
+    array = int_array(key, given)
     if len(array) != n:
         raise InputError(f"{key}: expected {n} values, one per operation, got {len(array)}")
     return array
@@ -96,7 +95,7 @@ def _column(key: str, given: Any, n: int) -> IntArray:
 
 def _counts(key: str, given: Any, n: int | None = None) -> IntArray:
     """An array of integers in 0..2^53, one per operation."""
-    array = _frozen(key, given) if n is None else _column(key, given, n)
+    array = int_array(key, given) if n is None else _column(key, given, n)
     if (i := _first(array < 0)) is not None:
         raise InputError(f"operations[{i}].{key}: expected an integer >= 0, got {array[i]}")
     beyond = array > MAX_INTEGER
@@ -120,7 +119,7 @@ def _kinds(given: Any, n: int) -> npt.NDArray[np.str_]:
             good.add(label(f"operations[{i}].kind", kind, MAX_KIND))
             if kind.endswith("\0"):  # NumPy would drop it
                 raise InputError(f"operations[{i}].kind: ends with U+0000, got {format_json(kind)}")
-    array = np.array(kinds, dtype=np.str_)  # before the check one long kind could fill the memory
+    array = np.array(kinds, dtype=np.str_)  # after the check: one long kind could fill the memory
     array.flags.writeable = False
     return array
 
@@ -132,33 +131,31 @@ def _listed(key: str, given: Any, what: str) -> list[Any]:
 
 
 _recent: list[tuple[Resource, ...]] = [()]
-"""What was found right last: schedules of one cluster share it, and checking takes time."""
+"""Cache of the last valid tuple: schedules of one cluster share it, and checks take time."""
 
 
 def _resources(given: Any) -> tuple[Resource, ...]:
-    if any(given is known for known in _recent):
+    if given is _recent[0]:
         return _recent[0]
-    resources = []
+    seen: dict[str, int] = {}
+    found = []
     for r, row in enumerate(_listed("resources", given, "Resource(name, memory)")):
         if not isinstance(row, tuple) or not 1 <= len(row) <= 2:
             raise InputError(
                 f"resources[{r}]: expected Resource(name, memory), got {format_value(row)}"
             )
-        resources.append(Resource(*row))
-    seen: dict[str, int] = {}
-    for r, (name, memory) in enumerate(resources):
-        label(f"resources[{r}].name", name)
-        if name in seen:
+        name, memory = Resource(*row)
+        if label(f"resources[{r}].name", name) in seen:
             raise InputError(
                 f"resources[{r}].name: {format_json(name)} is also the name of "
                 f"resources[{seen[name]}]"
             )
         seen[name] = r
-        integer(f"resources[{r}].memory", memory)
-    plain = type(given) is tuple and all(
+        found.append(Resource(name, integer(f"resources[{r}].memory", memory)))
+    checked = type(given) is tuple and all(
         type(row) is Resource and type(row.memory) is int for row in given
     )
-    _recent[0] = given if plain else tuple(Resource(n, int(memory)) for n, memory in resources)
+    _recent[0] = given if checked else tuple(found)
     return _recent[0]
 
 
@@ -194,7 +191,7 @@ def _no_memory_without_resource(values: dict[str, Any]) -> None:
 def _arcs(given: Any, duration: IntArray, periodic: bool) -> Arcs:
     arcs = given if isinstance(given, Arcs) else Arcs.of(given)
     tail, head, lag, distance = (
-        _frozen(f"arcs.{key}", column) for key, column in zip(Arcs._fields, arcs, strict=True)
+        int_array(f"arcs.{key}", column) for key, column in zip(Arcs._fields, arcs, strict=True)
     )
     n = len(duration)
     if not len(tail) == len(head) == len(lag) == len(distance):
@@ -216,9 +213,8 @@ def _arcs(given: Any, duration: IntArray, periodic: bool) -> Arcs:
     now = distance == 0
     cycle = cycle_of(tail[now], head[now])
     if cycle:
-        path = " -> ".join(map(str, cycle[:_SHOWN_CYCLE]))
-        rest = "..." if len(cycle) > _SHOWN_CYCLE else str(cycle[0])
-        path += f" -> {rest}"
+        path = " -> ".join(map(str, cycle[:_LISTED]))
+        path += " -> ..." if len(cycle) > _LISTED else f" -> {cycle[0]}"
         raise CyclicOrder(f"arcs: operations {path} form a cycle", cycle)
     return Arcs(tail, head, lag, distance)
 
@@ -239,7 +235,7 @@ def _check_period(period: Any, values: dict[str, Any]) -> None:
 
 
 def _check_sums(values: dict[str, Any]) -> None:
-    """Refuse what could overflow: then no kernel has to look for it."""
+    """Refuse sums beyond 2^53, so that no kernel can overflow."""
     lag = values["arcs"].lag
     parts = [values["duration"], values["setup_in"], values["setup_out"], lag[lag > 0]]
     total = sum(_exact_sum(part) for part in parts) + int(values["release"].max(initial=0))
@@ -251,7 +247,7 @@ def _check_sums(values: dict[str, Any]) -> None:
 
 
 def _exact_sum(array: IntArray) -> int:
-    """Sum that cannot wrap round: halves of 32 bits first."""
+    """Sum without overflow: of the upper and lower 32 bits separately."""
     return (int((array >> 32).sum()) << 32) + int((array & 0xFFFFFFFF).sum())
 
 

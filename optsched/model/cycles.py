@@ -1,4 +1,4 @@
-"""Cycles in a directed graph: what the verifier calls a deadlock, and arcs must not have."""
+"""Cycles in directed graphs: deadlocks of a schedule, contradictions of arcs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _NEW, _OPEN, _DONE = 0, 1, 2
 def disjoint_cycles(tail: IntArray, head: IntArray) -> list[list[int]]:
     """A maximal set of cycles without a common vertex; empty exactly if the graph has no cycle.
 
-    Depth-first search (Tarjan 1972) that takes the vertices of every cycle it closes out of the
-    graph: linear in the number of edges.
+    Depth-first search (Tarjan 1972) that removes the vertices of every cycle it closes: linear in
+    the number of edges.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def disjoint_cycles(tail: IntArray, head: IntArray) -> list[list[int]]:
 
 def cycle_of(tail: IntArray, head: IntArray) -> list[int]:
     """Vertices on one cycle of the edges tail -> head, or ``[]`` if there is none."""
-    if bool((tail < head).all()):  # ids in a topological order, as our problems number them
+    if bool((tail < head).all()):  # ids in a topological order: the usual case
         return []
     cycles = disjoint_cycles(tail, head)
     return tail[cycles[0]].tolist() if cycles else []
@@ -49,7 +49,7 @@ def cycle_of(tail: IntArray, head: IntArray) -> list[int]:
 def _search(
     root: int, leaving: dict[int, list[int]], heads: list[int], state: dict[int, int]
 ) -> list[list[int]]:
-    """Cycles met on the way from one vertex; marks everything it reaches as done."""
+    """Cycles found from one vertex; marks every vertex it visits as done."""
     cycles = []
     path, place, state[root] = [root], {root: 0}, _OPEN
     entered: list[int] = []  # entered[k] leads from path[k] to path[k + 1]

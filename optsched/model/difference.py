@@ -1,4 +1,4 @@
-"""Where the graph of a schedule first differs from the graph of an instance, in words."""
+"""First difference between the graphs of two schedules, for messages."""
 
 from __future__ import annotations
 
@@ -14,18 +14,10 @@ if TYPE_CHECKING:
 
 
 def difference(found: Schedule, expected: Schedule) -> str:
-    """The first field in which two graphs differ; ``""`` if orders, starts or offsets alone do.
-
-    Parameters
-    ----------
-    found
-        The schedule in question.
-    expected
-        The graph of the instance.
-    """
+    """The first field in which two graphs differ; ``""`` if only orders, starts or offsets do."""
     for place, value, other in _pairs(found, expected):
         if value != other:
-            return f"{place} {_told(value)}, expected {_told(other)}"
+            return f"{place} {_text(value)}, expected {_text(other)}"
     return ""
 
 
@@ -48,12 +40,12 @@ def _pairs(found: Schedule, expected: Schedule) -> Iterator[tuple[str, object, o
     for i, (row, other) in enumerate(zip(rows, others, strict=True)):
         yield f"operations[{i}].resources:", row, other
     yield "number of arcs:", len(found.arcs.tail), len(expected.arcs.tail)
-    table, wanted = np.array(found.arcs), np.array(expected.arcs)
-    for a in np.flatnonzero((table != wanted).any(axis=0))[:1].tolist():
-        yield f"arcs[{a}]:", table[:, a].tolist(), wanted[:, a].tolist()
+    table, needed = np.array(found.arcs), np.array(expected.arcs)
+    for a in np.flatnonzero((table != needed).any(axis=0))[:1].tolist():
+        yield f"arcs[{a}]:", table[:, a].tolist(), needed[:, a].tolist()
 
 
-def _told(value: object) -> str:
+def _text(value: object) -> str:
     if isinstance(value, list):
         return str(value) if len(value) <= 8 else f"a list of {len(value)}"
     return "none" if value is None or value == NO_DEADLINE else format_json(value)

@@ -1,24 +1,21 @@
-"""Heads, tails and the longest path of a selected disjunctive graph, in plain Python.
+"""Heads, tails and the longest path of a graph with given orders, in pure Python.
 
-The same numbers as the compiled `optsched.kernels.longest_path`, without importing a compiler: for
-single evaluations, cold starts and cycle reports.
+The same numbers as the compiled `optsched.kernels.longest_path`, for single evaluations without
+the import of a compiler.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
-from optsched.model.schedule import COLUMNS, Csr, IntArray, Objective, Schedule
+from optsched.model.schedule import Csr, IntArray, Objective, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import networkx
 
 
 class Evaluation(NamedTuple):
@@ -58,7 +55,7 @@ def evaluate(graph: Schedule, sequences: Csr | None = None) -> Evaluation:
     if sequences is not None:
         check_permutations(graph, sequences)
         return _evaluate(graph, sequences)
-    kept: Evaluation | None = graph.__dict__.get("_evaluation")  # all bounds ask for it
+    kept: Evaluation | None = graph.__dict__.get("_evaluation")  # used by every bound
     if kept is None:
         kept = graph.__dict__["_evaluation"] = _evaluate(graph, None)
         for column in (kept.head, kept.tail, kept.order):
@@ -75,7 +72,8 @@ def _evaluate(graph: Schedule, sequences: Csr | None) -> Evaluation:
             waiting[j] += 1
     head = graph.release.tolist()
     order = [i for i in range(n) if not waiting[i]]
-    for i in order:  # grows while it is walked: Kahn's algorithm
+    # Kahn's algorithm; invariant: head[i] is final when i enters `order`, which grows in the loop
+    for i in order:
         h = head[i]
         for j, weight in after[i]:
             if h + weight > head[j]:
@@ -101,7 +99,7 @@ def scheduled(
 ) -> Schedule:
     """The semi-active schedule of the given orders: every operation starts at its head.
 
-    Raises `CyclicOrder` or `InputError` like `evaluate`.
+    Raises like `evaluate`.
     """
     found = evaluate(graph, sequences)
     objective = Objective("makespan", found.makespan, None, "feasible")
@@ -109,9 +107,9 @@ def scheduled(
 
 
 def machine_orders(graph: Schedule, operations: IntArray) -> Csr:
-    """One order of all operations, cut into the order on each resource.
+    """The order on each resource from one order of all operations.
 
-    Every operation holds at most one resource; those that hold none are left out.
+    Operations hold at most one resource; those without are left out.
     """
     resource = graph.single_resource[operations]
     used = operations[resource >= 0]
@@ -128,26 +126,21 @@ def check_permutations(graph: Schedule, sequences: Csr) -> None:
     for r in range(graph.n_resources):
         if np.array_equal(np.sort(sequences[r]), graph.users[r]):
             continue
-        given, wanted = sequences[r].tolist(), set(graph.users[r].tolist())
-        foreign = next((i for i in given if i not in wanted), None)
+        given, users = sequences[r].tolist(), set(graph.users[r].tolist())
+        foreign = next((i for i in given if i not in users), None)
         if foreign is not None:
             raise InputError(f"sequences[{r}]: operation {foreign} does not use this resource")
         doubled = next((i for i in given if given.count(i) > 1), None)
         if doubled is not None:
             raise InputError(f"sequences[{r}]: operation {doubled} appears twice")
-        missing = min(wanted - set(given))
+        missing = min(users - set(given))
         raise InputError(f"sequences[{r}]: operation {missing} is missing")
 
 
 def cyclic_order(graph: Schedule, sequences: Csr | None, among: list[int]) -> CyclicOrder:
-    """A `CyclicOrder` that tells a shortest cycle in words.
+    """The error for contradicting orders, with a shortest cycle.
 
-    Parameters
-    ----------
-    graph, sequences
-        The graph and the orders that contradict it.
-    among
-        Operations that hold all cycles, such as those Kahn's algorithm could not place.
+    `among` are operations that contain all cycles, such as those Kahn's algorithm could not place.
     """
     weighted = _weighted_successors(graph, sequences)
     best = shortest_cycle(among, [[j for j, _ in row] for row in weighted])
@@ -156,20 +149,15 @@ def cyclic_order(graph: Schedule, sequences: Csr | None, among: list[int]) -> Cy
         _step(graph, sequences, i, j, (i, j) in conjunctive)
         for i, j in zip(best, best[1:] + best[:1], strict=True)
     ]
-    told = "; ".join(steps[:_SHOWN_STEPS])
-    more = f"; and {len(steps) - _SHOWN_STEPS} more" if len(steps) > _SHOWN_STEPS else ""
-    return CyclicOrder(f"the orders contradict each other: {told}{more}", best)
+    listed = "; ".join(steps[:_LISTED])
+    more = f"; and {len(steps) - _LISTED} more" if len(steps) > _LISTED else ""
+    return CyclicOrder(f"the orders contradict each other: {listed}{more}", best)
 
 
 def shortest_cycle(among: list[int], after: list[list[int]]) -> list[int]:
-    """A cycle of fewest operations; at worst, in a huge graph, a short one.
+    """A cycle of fewest operations, approximately in graphs with over 500 candidates.
 
-    Parameters
-    ----------
-    among
-        Operations that hold all cycles.
-    after
-        Heads of the arcs of every operation.
+    `among` are operations that contain all cycles, `after` the successors of every operation.
     """
     stuck = set(among)
     best: list[int] = []
@@ -181,68 +169,16 @@ def shortest_cycle(among: list[int], after: list[list[int]]) -> list[int]:
 
 
 def describe(graph: Schedule, i: int) -> str:
-    """An operation in words: ``F(job 3, stage 2)``, with the name of the job if it has one."""
+    """Name of an operation: ``F(job 3, stage 2)``, with the name of the job if it has one."""
     kind = str(graph.kind[i]) or "operation"
-    words = f"{kind}(job {graph.job_name(int(graph.job[i]))}, stage {graph.stage[i]}"
+    name = f"{kind}(job {graph.job_name(int(graph.job[i]))}, stage {graph.stage[i]}"
     if graph.microbatch.any():
-        words += f", micro-batch {graph.microbatch[i]}"
-    return words + ")"
+        name += f", micro-batch {graph.microbatch[i]}"
+    return name + ")"
 
 
-def to_networkx(schedule: Schedule) -> networkx.DiGraph[int]:
-    """The graph as a `networkx.DiGraph`: operations as nodes with all their fields.
-
-    Conjunctive arcs carry ``kind="conjunctive"``, ``lag``, ``distance`` and the start-to-start
-    ``weight``; of a scheduled graph, neighbours on a resource carry ``kind="machine"``,
-    ``resource`` and ``weight`` (duration plus setup). Of parallel arcs the heavier one is kept.
-    Every edge of a periodic schedule has ``tokens``, the number of cycles it spans, and the last
-    operation of a resource precedes the first again; the heavier arc is the one with the larger
-    ``weight - tokens * period``.
-
-    Raises
-    ------
-    MissingExtra
-        networkx is not installed.
-    """
-    try:
-        import networkx as nx
-    except ImportError:
-        from optsched.errors import MissingExtra
-
-        raise MissingExtra("the networkx export", "all") from None
-    graph = nx.DiGraph(name=schedule.name, time_unit=schedule.time_unit, period=schedule.period)
-    columns = {key: getattr(schedule, key).tolist() for key in COLUMNS if key != "deadline"}
-    if schedule.start is not None:
-        columns["start"] = schedule.start.tolist()
-    for i in range(schedule.n_operations):
-        fields = {key: column[i] for key, column in columns.items()}
-        graph.add_node(i, resources=schedule.op_resources[i].tolist(), **fields)
-
-    turn, offset = schedule.period or 0, columns["offset"]
-    heaviest: dict[tuple[int, int], tuple[int, dict[str, Any]]] = {}
-
-    def add(i: int, j: int, weight: int, tokens: int, **fields: Any) -> None:
-        needed = weight - tokens * turn
-        if (i, j) not in heaviest or needed > heaviest[i, j][0]:
-            spans = {"tokens": tokens} if turn else {}
-            heaviest[i, j] = needed, {"weight": weight, **spans, **fields}
-
-    for i, j, lag, distance in zip(*(c.tolist() for c in schedule.arcs), strict=True):
-        weight = columns["duration"][i] + lag
-        tokens = distance + offset[j] - offset[i]
-        add(i, j, weight, tokens, kind="conjunctive", lag=lag, distance=distance)
-    if schedule.sequences is not None:
-        for r, row in enumerate(schedule.sequences.to_lists()):
-            wraps = row[:1] if turn else []
-            for k, (i, j) in enumerate(pairwise([*row, *wraps]), start=1):
-                weight = columns["duration"][i] + schedule.setup(i, j)
-                add(i, j, weight, int(k == len(row)), kind="machine", resource=r)
-    graph.add_edges_from((i, j, fields) for (i, j), (_, fields) in heaviest.items())
-    return graph
-
-
-_SHOWN_STEPS = 12  # of a cycle in words; the error has all its operations
-_CYCLE_SOURCES = 500  # enough to find a shortest cycle in practice; keeps hopeless orders quick
+_LISTED = 12  # steps of a cycle in a message; the error holds all operations
+_CYCLE_SOURCES = 500  # limits the time for a shortest cycle
 
 
 def _weighted_successors(graph: Schedule, sequences: Csr | None) -> list[list[tuple[int, int]]]:
@@ -289,11 +225,11 @@ def _cycle_through(source: int, after: list[list[int]], allowed: set[int], below
 
 
 def _step(graph: Schedule, sequences: Csr | None, i: int, j: int, conjunctive: bool) -> str:
-    words = f"{describe(graph, i)} before {describe(graph, j)}"
+    step = f"{describe(graph, i)} before {describe(graph, j)}"
     if conjunctive or sequences is None:
-        return f"by an arc {words}"
+        return f"by an arc {step}"
     for r in graph.op_resources[i].tolist():
         row = sequences[r].tolist()
         if j in row and row.index(j) == row.index(i) + 1:
-            return f"{graph.resources[r].name}: {words}"
-    return words
+            return f"{graph.resources[r].name}: {step}"
+    return step

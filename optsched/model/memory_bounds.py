@@ -1,9 +1,10 @@
-"""Who holds how many bytes for how long, and the lower bounds that follow from it.
+"""Bytes that operations hold over time, and lower bounds of the makespan from them.
 
-On a resource of C bytes the operations between two ends hold rectangles, bytes x time. Not only do
-they share C x time: what does not fit together runs one after another. Weights of sizes such that
-all sets of at most C bytes weigh at most W (dual feasible functions: Fekete & Schepers 2001;
-Carlier, Clautiaux & Moukrim 2007) turn this into bounds: sum of weight x time <= W x makespan.
+Bytes held on a resource from the start of one operation to the end of another are a rectangle,
+bytes x time. All rectangles share capacity x makespan. Moreover, rectangles that do not fit side by
+side run one after another: give sizes weights such that sizes of total at most C weigh at most W
+(dual feasible functions: Fekete & Schepers 2001; Carlier, Clautiaux & Moukrim 2007); then the sum
+of weight x time is at most W x makespan.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _STEPS: Final = 8
 """Step functions that are tried."""
 _SIZES: Final = 64
-"""Most thresholds of other functions; of more distinct sizes some are left out."""
+"""Most thresholds of other functions; more distinct sizes are sampled."""
 
 
 class Holding(NamedTuple):
@@ -32,11 +33,11 @@ class Holding(NamedTuple):
     size: int
     first: int
     last: int
-    """The operation that frees them; -1 if nobody does."""
+    """The operation that frees them; -1 if none does."""
 
 
 class Residence(NamedTuple):
-    """Bytes that stay on a capped resource for at least some time, whatever the schedule."""
+    """Bytes that stay on a capped resource for at least some time in every schedule."""
 
     resource: int
     size: int
@@ -47,10 +48,10 @@ class Residence(NamedTuple):
 
 
 def holdings(graph: Schedule) -> list[Holding]:
-    """Who holds how many bytes for how long: acquired bytes matched with who frees them.
+    """Match acquired bytes with the operations that free them.
 
     Within one (job, micro-batch, iteration, stage, resource) bytes are freed in the order in which
-    they were acquired, by operation id. What nobody frees is held to the end (`last` = -1).
+    they were acquired, by operation id. Bytes that are never freed have `last` = -1.
     """
     found: list[Holding] = []
     groups: dict[tuple[int, ...], list[int]] = {}
@@ -79,19 +80,19 @@ def holdings(graph: Schedule) -> list[Holding]:
 def frees_in_order(
     graph: Schedule, r: int, held: Sequence[Holding], reach: dict[int, dict[int, int]]
 ) -> bool:
-    """Whether all bytes freed on r are freed by someone who must come after who took them.
+    """Whether all bytes freed on r are freed by a successor of the operation that acquired them.
 
-    Only then are holdings more than labels: else another order of operations may free bytes sooner
-    than their `Holding` says, and no residence may be counted on.
+    Otherwise another order of operations may free bytes sooner than their `Holding`, so that
+    residences are no lower bounds.
 
     Parameters
     ----------
     graph, r
-        The resource in question.
+        The resource.
     held
         `holdings` of the graph.
     reach
-        `paths_from` of operations looked at so far; grows.
+        Cache of `paths_from` by operation; grows.
     """
     freed = [h for h in held if h.resource == r and h.last >= 0]
     if sum(h.size for h in freed) != int(graph.free[graph.users[r]].sum()):
@@ -105,10 +106,7 @@ def frees_in_order(
 
 
 def residences(graph: Schedule) -> list[Residence]:
-    """Bytes x shortest time on capped resources.
-
-    Of holdings that another order may end sooner only the workspaces count.
-    """
+    """Bytes x shortest time on capped resources; see `frees_in_order` for what is left out."""
     if not graph.memory.any():
         return []
     reach: dict[int, dict[int, int]] = {}
@@ -129,12 +127,7 @@ def residences(graph: Schedule) -> list[Residence]:
 def energy_bound(graph: Schedule, paths: Evaluation | None = None) -> int:
     """Per capped resource: least head + least time that all residences need + least tail.
 
-    Parameters
-    ----------
-    graph
-        The disjunctive graph.
-    paths
-        `evaluate` of the graph, if known.
+    `paths` is `evaluate` of the graph, if known.
     """
     head, tail = (evaluate(graph) if paths is None else paths)[:2]
     alike: dict[int, dict[int, tuple[int, int, int]]] = {}  # by resource and size: time, ends
@@ -155,7 +148,7 @@ def energy_bound(graph: Schedule, paths: Evaluation | None = None) -> int:
 
 
 def least_time(sizes: dict[int, int], capacity: int) -> int:
-    """Least time in which bytes are held that long in all, by size: the best of all weights."""
+    """Least makespan of residences with this total time by size: the best of all weights."""
     best = 0
     for weights, most in dual_feasible(list(sizes), capacity):
         work = sum(weight * time for weight, time in zip(weights, sizes.values(), strict=True))
@@ -164,15 +157,7 @@ def least_time(sizes: dict[int, int], capacity: int) -> int:
 
 
 def dual_feasible(sizes: Sequence[int], capacity: int) -> Iterator[tuple[list[int], int]]:
-    """Weights of sizes, and what those of all that fit together never exceed.
-
-    Parameters
-    ----------
-    sizes
-        Distinct, 1 to `capacity`.
-    capacity
-        What fits together.
-    """
+    """Weights of distinct sizes 1..capacity, and the most that fitting sizes weigh together."""
     yield list(sizes), capacity
     for k in range(1, _STEPS + 1):  # Fekete & Schepers' u: k + 1 of them never fit
         yield (
@@ -184,9 +169,9 @@ def dual_feasible(sizes: Sequence[int], capacity: int) -> Iterator[tuple[list[in
         )
     ranked = sorted(sizes)
     for s in ranked[:: 1 + len(ranked) // _SIZES]:
-        if 2 * s > capacity:  # what does not fit beside s counts whole, and those as large as s
+        if 2 * s > capacity:  # sizes >= s weigh all, sizes that fit beside s nothing
             yield [capacity if x >= s else 0 if x <= capacity - s else x for x in sizes], capacity
-        else:  # how many of size s would take its place
+        else:  # count the parts of size s that each size displaces
             most = capacity // s
             yield (
                 [
@@ -200,7 +185,7 @@ def dual_feasible(sizes: Sequence[int], capacity: int) -> Iterator[tuple[list[in
 
 
 def paths_from(graph: Schedule, source: int) -> dict[int, int]:
-    """Longest start-to-start path from source to everything behind it."""
+    """Longest start-to-start path from source to each of its successors."""
     indptr, other, weight = _successor_lists(graph)
     order: list[int] = []
     seen = {source}
@@ -222,7 +207,7 @@ def paths_from(graph: Schedule, source: int) -> dict[int, int]:
 
 
 def _successor_lists(graph: Schedule) -> tuple[list[int], ...]:
-    """`Schedule.successors` as lists, kept with the graph: converting them takes O(arcs)."""
+    """`Schedule.successors` as lists, cached on the graph: conversion takes O(arcs)."""
     kept: tuple[list[int], ...] | None = graph.__dict__.get("_successor_lists")
     if kept is None:
         kept = tuple(column.tolist() for column in graph.successors)

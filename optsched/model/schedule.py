@@ -1,26 +1,24 @@
-"""The one in-memory type: a disjunctive graph, and with orders and starts a schedule."""
+"""Disjunctive graphs and schedules, the type that every part of optsched exchanges."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.values import int_array
+from optsched.model.arrays import Adjacency, Arcs, Csr, IntArray, Objective, Resource, grouped
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import networkx
-
-IntArray: TypeAlias = npt.NDArray[np.int64]
 
 NO_DEADLINE: Final = int(np.iinfo(np.int64).max)
 """Value of `Schedule.deadline` for an operation without one."""
@@ -36,132 +34,21 @@ COLUMNS: Final = (
     "duration", "kind", "job", "stage", "microbatch", "iteration", "offset", "family", "release",
     "deadline", "setup_in", "setup_out", "acquire", "free", "workspace",
 )  # fmt: skip
-"""Arrays of a `Schedule` with one value per operation, but for its starts."""
+"""Arrays of a `Schedule` with one value per operation, except its starts."""
 
 
 _WHOLE: Final = ("resources", "time_unit", "period", "op_resources")
 
 
-class Resource(NamedTuple):
-    """A unary machine; ``memory`` in bytes, 0 means unlimited."""
-
-    name: str
-    memory: int = 0
-
-
-class Objective(NamedTuple):
-    """What a schedule claims to be worth, and the bound and status its solver proved."""
-
-    name: str
-    value: int | None = None
-    lower_bound: int | None = None
-    status: str = "unknown"
-
-
-class Arcs(NamedTuple):
-    """Conjunctive arcs: ``start[head] >= start[tail] + duration[tail] + lag - tokens * period``."""
-
-    tail: IntArray
-    head: IntArray
-    lag: IntArray
-    distance: IntArray
-
-    @classmethod
-    def of(cls, rows: Iterable[Sequence[int]]) -> Arcs:
-        """Arcs from rows ``(tail, head[, lag[, distance]])``."""
-        try:
-            given = list(rows)
-            full = [(*row, *(0,) * (4 - len(row))) for row in given]
-        except TypeError:
-            raise InputError("arcs: expected rows (tail, head[, lag[, distance]])") from None
-        for a, row in enumerate(given):
-            if not 2 <= len(row) <= 4:
-                raise InputError(f"arcs[{a}]: expected 2 to 4 integers, got {len(row)}")
-        try:
-            table = np.array(full) if full else np.zeros((0, 4), np.int64)
-        except ValueError:
-            raise InputError("arcs: expected integers") from None
-        if table.shape != (len(full), 4):
-            raise InputError("arcs: expected rows (tail, head[, lag[, distance]])")
-        return cls(*(_frozen("arcs", table[:, c]) for c in range(4)))
-
-
-class Csr:
-    """Ragged integer rows in compressed form (CSR): row r is ``ids[indptr[r]:indptr[r+1]]``.
-
-    Used for the resources of every operation and for the order of operations on every resource.
-    """
-
-    __slots__ = ("ids", "indptr")
-
-    def __init__(self, indptr: npt.ArrayLike, ids: npt.ArrayLike) -> None:
-        self.indptr = _frozen("indptr", indptr)
-        self.ids = _frozen("ids", ids)
-        steps = np.diff(self.indptr)
-        if len(self.indptr) == 0 or self.indptr[0] != 0 or (steps < 0).any():
-            raise InputError("indptr: expected an ascending array that starts with 0")
-        if self.indptr[-1] != len(self.ids):
-            raise InputError(
-                f"indptr: ends with {self.indptr[-1]}, but there are {len(self.ids)} ids"
-            )
-
-    @classmethod
-    def of(cls, rows: Iterable[Iterable[int]]) -> Csr:
-        """Compress a list of rows."""
-        try:
-            lists = [[_plain_int(i) for i in row] for row in rows]
-        except TypeError:
-            raise InputError("rows: expected a list of lists of integers") from None
-        indptr = np.zeros(len(lists) + 1, np.int64)
-        np.cumsum([len(row) for row in lists], out=indptr[1:])
-        return cls(indptr, [i for row in lists for i in row])
-
-    def __len__(self) -> int:
-        return len(self.indptr) - 1
-
-    def __getitem__(self, row: int) -> IntArray:
-        if not 0 <= row < len(self):
-            raise IndexError(row)
-        return self.ids[self.indptr[row] : self.indptr[row + 1]]
-
-    def part(self, keep: npt.NDArray[np.bool_]) -> Csr:
-        """Those entries of all rows that are kept; `keep` has one flag for each."""
-        return Csr(np.concatenate([[0], np.cumsum(keep)])[self.indptr], self.ids[keep])
-
-    def to_lists(self) -> list[list[int]]:
-        """The rows as lists of Python integers."""
-        ids, bounds = self.ids.tolist(), self.indptr.tolist()
-        return [ids[a:b] for a, b in pairwise(bounds)]
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Csr):
-            return NotImplemented
-        return np.array_equal(self.indptr, other.indptr) and np.array_equal(self.ids, other.ids)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"Csr({self.to_lists()!r})" if len(self.ids) <= 64 else f"<Rows of {len(self)}>"
-
-
-class Adjacency(NamedTuple):
-    """Arcs grouped by one end (CSR): the other end, start-to-start ``duration[tail] + lag``."""
-
-    indptr: IntArray
-    other: IntArray
-    weight: IntArray
-
-
 class Problem(ABC):
-    """An immutable, hashable instance that can be turned into a disjunctive graph.
+    """An immutable, hashable instance that has a disjunctive graph.
 
-    Subclasses set `name` and `problem_kind`, implement `graph` and `sha256`; the rest follows.
+    Subclasses set `name` and `problem_kind`, and implement `graph` and `sha256`.
     """
 
     name: str
     problem_kind: ClassVar[str] = "jobshop"
-    """Which solvers take it: ``"jobshop"`` (any graph), ``"jobarray"``, ``"periodic"``,
-    ``"quota"`` or ``"gpus"`` (see `optsched.solvers`)."""
+    """Group of solvers for this problem; see `optsched.solvers`."""
 
     @property
     def objective_name(self) -> str:
@@ -171,7 +58,7 @@ class Problem(ABC):
     @property
     @abstractmethod
     def sha256(self) -> str:
-        """Hash of the instance, 64 hexadecimal digits, the same in every process."""
+        """Hash of the content, 64 hexadecimal digits: names and file formats do not count."""
 
     @abstractmethod
     def graph(self) -> Schedule:
@@ -179,7 +66,7 @@ class Problem(ABC):
 
     @property
     def job_names(self) -> Sequence[str]:
-        """Names of jobs 0, 1, ...; empty if they have none but their numbers."""
+        """Names of jobs 0, 1, ...; empty if jobs have numbers only."""
         return ()
 
     @property
@@ -194,30 +81,18 @@ class Problem(ABC):
         return bounds.makespan_bound(self.graph())
 
     def scheduled(self, answer: Any) -> Schedule:
-        """The schedule that a solver's answer stands for.
+        """The schedule for a solution: orders on every resource, or the problem's own type.
 
-        Parameters
-        ----------
-        answer
-            The order of operations on every resource; a kind of problems whose solutions are no
-            orders has a class of its own for them.
-
-        Raises
-        ------
-        InputError
-            The answer is none to this problem.
+        Raises `InputError` for a solution of another problem.
         """
         from optsched.model.graph import scheduled
 
         return scheduled(self.graph(), answer)
 
     def answer(self, schedule: Schedule) -> Any:
-        """The inverse of `scheduled`, for a start to begin with.
+        """The solution of a schedule, such as a warm start: the inverse of `scheduled`.
 
-        Raises
-        ------
-        InputError
-            The schedule belongs to another instance, has no orders, or is not feasible.
+        Raises `InputError` for a schedule of another instance, without orders or not feasible.
         """
         from optsched.model.verify import verify
 
@@ -230,62 +105,52 @@ class Problem(ABC):
         return schedule.sequences
 
     def check(self, schedule: Schedule) -> list[str]:
-        """What is wrong with a schedule that only the problem knows, a sentence each.
+        """Broken rules of this problem that the graph does not express, one sentence each.
 
-        Raises
-        ------
-        InputError
-            The schedule is not of this problem.
+        Raises `InputError` for a schedule of another instance.
         """
         self.check_same_graph(schedule)
         return []
 
     def check_same_graph(self, schedule: Schedule) -> None:
-        """Refuse a schedule of another instance with an `InputError`."""
+        """Raise `InputError` for a schedule of another instance."""
         if not self.graph().same_graph(schedule):
             raise self.other_instance(schedule)
 
     def other_instance(self, schedule: Schedule, graph: Schedule | None = None) -> InputError:
-        """What is said of a schedule of another instance, whose graph differs from this one's."""
+        """Error for a schedule of a different instance, with the first difference of the graphs."""
         from optsched.model.difference import difference
 
-        theirs = str(schedule.provenance.get("instance_sha256", schedule.graph().sha256))[:12]
+        named = str(schedule.provenance.get("instance_sha256", schedule.graph().sha256))[:12]
         found = difference(schedule, self.graph() if graph is None else graph)
-        what = f": {found}" if found else ""
-        if theirs == self.sha256[:12]:
-            return InputError(f"names this instance ({theirs}), but its graph is another{what}")
-        return InputError(f"belongs to another instance ({theirs}, not {self.sha256[:12]}){what}")
+        detail = f": {found}" if found else ""
+        if named == self.sha256[:12]:
+            return InputError(f"names this instance ({named}), but its graph is another{detail}")
+        return InputError(f"belongs to another instance ({named}, not {self.sha256[:12]}){detail}")
 
     def infeasibility(self) -> str:
-        """Why no schedule can exist, in one sentence, if that is easy to see; else ``""``."""
+        """One sentence why no schedule can exist, or ``""`` if no simple check shows it."""
         from optsched.model import bounds
 
         return bounds.infeasibility(self.graph())
 
     def evaluate(self, schedule: Schedule) -> int:
-        """Makespan of a schedule of this very instance.
+        """Objective value of a schedule of this instance, feasible or not.
 
-        Parameters
-        ----------
-        schedule
-            A schedule with start times; whether it is feasible is `optsched.verify`'s question.
-
-        Raises
-        ------
-        InputError
-            The schedule belongs to another instance, or has no starts.
+        Raises `InputError` for a schedule of another instance or without starts.
         """
         self.check_same_graph(schedule)
         return schedule.makespan
 
     def describe(self, objective: int) -> str:
-        """An objective as people read it, with its unit."""
+        """Format an objective value with its unit."""
         return f"{objective} {self.graph().time_unit}".rstrip()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Problem):
             return NotImplemented
-        return type(self) is type(other) and self.sha256 == other.sha256
+        same = type(self) is type(other) and self.name == other.name
+        return same and self.sha256 == other.sha256
 
     def __hash__(self) -> int:
         return int(self.sha256[:15], 16)
@@ -295,9 +160,9 @@ class Problem(ABC):
 class Schedule(Problem):
     """A disjunctive graph and, once solved, the order on every resource and the start times.
 
-    Arrays have one value per operation unless said otherwise; times are integers in `time_unit`,
-    memory is in bytes. Arrays are read-only: a graph is a value. Without `sequences` and `start`
-    it is an instance, and itself a problem that `optsched.solve` accepts.
+    Arrays have one value per operation unless noted otherwise and are read-only; times are integers
+    in `time_unit`, memory is in bytes. Without `sequences` and `start` it is an instance, itself a
+    problem that `optsched.solve` accepts.
 
     Parameters
     ----------
@@ -310,7 +175,7 @@ class Schedule(Problem):
     arcs
         Conjunctive arcs; ``lag >= -duration[tail]``; ``distance`` in cycles (periodic only).
     job, kind, stage, microbatch, iteration
-        Labels: whose operation it is, what it does (``"F"``, ``"B"``, ...), on which stage.
+        Labels: job and stage, and what the operation does (``"F"``, ``"B"``, ...).
     family, setup_in, setup_out
         Setup between immediate neighbours i, j of one resource: 0 if the families are equal,
         else ``setup_out[i] + setup_in[j]``.
@@ -323,13 +188,20 @@ class Schedule(Problem):
     sequences, start
         The order of operations on every resource, and start times; both or neither.
     objective, provenance
-        Claimed value and bound; how the schedule came about.
+        Claimed value and bound; origin of the schedule.
 
     Raises
     ------
     InputError
         A field has a wrong type, shape or range; the message names it. `CyclicOrder` for arcs
         that form a cycle.
+
+    Examples
+    --------
+    >>> graph = optsched.Schedule(resources=(optsched.Resource("gpu0"),), duration=[3, 4],
+    ...                           op_resources=[[0], [0]], arcs=[(0, 1)])
+    >>> optsched.solve(graph).schedule.start.tolist()
+    [0, 3]
     """
 
     resources: tuple[Resource, ...]
@@ -391,7 +263,7 @@ class Schedule(Problem):
 
     @property
     def is_scheduled(self) -> bool:
-        """Whether orders and start times are there."""
+        """Whether it has orders and start times."""
         return self.start is not None
 
     @property
@@ -409,7 +281,7 @@ class Schedule(Problem):
     @cached_property
     def memory(self) -> IntArray:
         """Memory of every resource in bytes, 0 = unlimited; shape (n_resources,)."""
-        return _frozen("memory", [resource.memory for resource in self.resources])
+        return int_array("memory", [resource.memory for resource in self.resources])
 
     @cached_property
     def has_setups(self) -> bool:
@@ -427,9 +299,7 @@ class Schedule(Problem):
         return self._adjacency(self.arcs.head, self.arcs.tail)
 
     def _adjacency(self, near: IntArray, far: IntArray) -> Adjacency:
-        order = np.argsort(near, kind="stable")
-        indptr = np.zeros(self.n_operations + 1, np.int64)
-        np.cumsum(np.bincount(near, minlength=self.n_operations), out=indptr[1:])
+        indptr, order = grouped(near, self.n_operations)
         weight = self.duration[self.arcs.tail] + self.arcs.lag
         return Adjacency(indptr, far[order], weight[order])
 
@@ -438,9 +308,7 @@ class Schedule(Problem):
         """Operations that need each resource, ascending."""
         counts = np.diff(self.op_resources.indptr)
         operation = np.repeat(np.arange(self.n_operations), counts)
-        order = np.argsort(self.op_resources.ids, kind="stable")
-        indptr = np.zeros(self.n_resources + 1, np.int64)
-        np.cumsum(np.bincount(self.op_resources.ids, minlength=self.n_resources), out=indptr[1:])
+        indptr, order = grouped(self.op_resources.ids, self.n_resources)
         return Csr(indptr, operation[order])
 
     @cached_property
@@ -463,7 +331,7 @@ class Schedule(Problem):
             return 0
         return int(self.setup_out[i] + self.setup_in[j])
 
-    # making others of it
+    # schedules from this one, or from another tool
 
     def with_orders(
         self,
@@ -472,11 +340,11 @@ class Schedule(Problem):
         objective: Objective | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> Schedule:
-        """The same graph with these orders and start times (nothing is repaired or checked)."""
+        """The same graph with these orders and start times, which may break rules."""
         from optsched.model.checks import solution
 
-        kept = self.provenance if provenance is None else provenance
-        return self._sharing(solution(self, sequences, np.asarray(start), objective, kept))
+        origin = self.provenance if provenance is None else provenance
+        return self._sharing(solution(self, sequences, np.asarray(start), objective, origin))
 
     def with_cycle(
         self,
@@ -487,35 +355,95 @@ class Schedule(Problem):
         objective: Objective | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> Schedule:
-        """The same arcs and operations repeated with this period and these offsets and orders.
-
-        Nothing is repaired, and only types and ranges are checked. Raises `InputError` like the
-        constructor.
-        """
+        """The same graph with this period, these offsets, orders and starts; rules may break."""
         from optsched.model.checks import cycle, solution
 
         bare = self._sharing(cycle(self, period, offset))
-        kept = self.provenance if provenance is None else provenance
-        return bare._sharing(solution(bare, sequences, np.asarray(start), objective, kept))
+        origin = self.provenance if provenance is None else provenance
+        return bare._sharing(solution(bare, sequences, np.asarray(start), objective, origin))
+
+    @classmethod
+    def from_starts(
+        cls,
+        problem: Problem,
+        starts: Any,
+        machines: Any = None,
+        *,
+        period: int | None = None,
+    ) -> Schedule:
+        """The schedule of a problem with start times of another tool, ready for `optsched.verify`.
+
+        Machine orders follow from the starts. The result may break rules; it claims no objective.
+
+        Parameters
+        ----------
+        problem
+            The instance.
+        starts
+            One per operation: a list by index, one row per job, or a mapping. Its keys are indices,
+            ``(job, position)`` with a job number or name, or names such as ``"F(job 3, stage 2)"``
+            (`optsched.model.graph.describe`).
+        machines
+            Optional, in the same forms: machine of every operation by name or index. It follows
+            from the problem; another one is refused.
+        period
+            Of a rolling problem; starts are then those of one iteration, in absolute time.
+
+        Raises
+        ------
+        InputError
+            Starts are missing, doubled or wrong, or a machine is; the message names the operation.
+
+        Examples
+        --------
+        >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+        >>> schedule = optsched.Schedule.from_starts(shop, [[0, 3], [0, 4]])
+        >>> print(*optsched.verify(schedule, problem=shop), sep="; ")  # doctest: +ELLIPSIS
+        operation 1 (job 0, stage 1) starts 1 before operation 2 (job 1, stage 0) ends on m1...
+        """
+        from optsched.model.external import from_starts
+
+        return from_starts(problem, starts, machines, period)
+
+    @classmethod
+    def from_orders(cls, problem: Problem, orders: Any) -> Schedule:
+        """The earliest schedule of a problem with machine orders of another tool.
+
+        Parameters
+        ----------
+        problem
+            The instance.
+        orders
+            Operations on every machine in order, as rows or as a mapping from machine names;
+            operations by index, ``(job, position)`` or name as in `from_starts`.
+
+        Raises
+        ------
+        InputError
+            An order misses, repeats or adds an operation; `CyclicOrder` if orders contradict.
+        """
+        from optsched.model.external import from_orders
+
+        return from_orders(problem, orders)
 
     def _sharing(self, changes: dict[str, Any]) -> Schedule:
-        """A copy with other orders and claims; the graph, checked once, is shared."""
+        """A copy with other orders and claims that shares the checked graph."""
         copy = object.__new__(Schedule)
         copy.__dict__.update(self.__dict__)
         copy.__dict__.update(changes)
         return copy
 
     def same_graph(self, other: Schedule) -> bool:
-        """Whether both describe the same instance: all but names, orders, starts and claims."""
+        """Whether both describe the same instance: `name`, orders, starts and claims may differ."""
         pairs = [(getattr(self, key), getattr(other, key)) for key in (*_WHOLE, *COLUMNS, "arcs")]
-        if all(a is b for a, b in pairs):  # mostly so
+        if all(a is b for a, b in pairs):  # the common case
             return True
         whole, columns = pairs[: len(_WHOLE)], pairs[len(_WHOLE) : -1]
         arrays = [*columns, *zip(self.arcs, other.arcs, strict=True)]
         return all(a == b for a, b in whole) and all(np.array_equal(a, b) for a, b in arrays)
 
     def same_cycle(self, other: Schedule) -> bool:
-        """Whether both repeat the same instance, whatever their periods and offsets are."""
+        """`same_graph`, where periods and offsets may differ."""
         if self.period is None or other.period is None:
             return self.same_graph(other)
         ours = {"period": self.period, "offset": self.offset}
@@ -540,29 +468,6 @@ class Schedule(Problem):
 
     # a graph is itself a problem
 
-    def subset(self, keep: npt.NDArray[np.bool_]) -> Schedule:
-        """Some operations only, numbered anew in their order; `keep` has one entry for each.
-
-        Arcs between them, orders, starts, offsets and period stay as they are; so do the resources,
-        used or not. The objective goes.
-        """
-        number = np.where(keep, np.cumsum(keep) - 1, -1)
-        tail, head, lag, distance = self.arcs
-        inner = keep[tail] & keep[head]
-        of = np.repeat(np.arange(len(keep)), np.diff(self.op_resources.indptr))
-        own = self.op_resources.part(keep[of])
-        rows = self.sequences
-        rows = None if rows is None else rows.part(keep[rows.ids])
-        return replace(
-            self,
-            op_resources=Csr(np.append(own.indptr[:-1][keep], own.indptr[-1]), own.ids),
-            arcs=Arcs(number[tail[inner]], number[head[inner]], lag[inner], distance[inner]),
-            sequences=None if rows is None else Csr(rows.indptr, number[rows.ids]),
-            start=None if self.start is None else self.start[keep],
-            objective=None,
-            **{key: getattr(self, key)[keep] for key in COLUMNS},
-        )
-
     def graph(self) -> Schedule:
         """The instance without orders and starts."""
         return self._sharing(
@@ -577,18 +482,21 @@ class Schedule(Problem):
 
     def to_networkx(self) -> networkx.DiGraph[int]:
         """Operations as nodes, arcs and machine arcs as edges."""
-        from optsched.model.graph import to_networkx
+        from optsched.analysis.links import to_networkx
 
         return to_networkx(self)
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the instance document."""
+        """Hash of all that `same_graph` compares, independent of `name` and of file formats."""
         import hashlib
 
-        from optsched.model.document import write
-
-        return hashlib.sha256(write(self.graph())).hexdigest()
+        digest = hashlib.sha256(repr((self.time_unit, self.period, self.resources)).encode())
+        columns = [getattr(self, key) for key in COLUMNS if key != "kind"]
+        for array in (*columns, self.op_resources.indptr, self.op_resources.ids, *self.arcs):
+            digest.update(array.astype("<i8", copy=False).tobytes())
+        digest.update("\0".join(self.kind.tolist()).encode())
+        return digest.hexdigest()
 
     # files
 
@@ -601,13 +509,11 @@ class Schedule(Problem):
         return read(read_text(path), str(path))
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write a ``*.schedule.json`` document (whole file or nothing)."""
+        """Write a ``*.schedule.json`` document atomically."""
         from optsched.io.files import write_atomic
         from optsched.model.document import write
 
         write_atomic(path, write(self))
-
-    save = write
 
     def __repr__(self) -> str:
         state = f", makespan {self.makespan}" if self.is_scheduled else ""
@@ -617,27 +523,7 @@ class Schedule(Problem):
         )
 
 
-def _plain_int(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise InputError(f"expected an integer, got {value!r:.60}")
-    return int(value)
-
-
-def _frozen(name: str, values: npt.ArrayLike) -> IntArray:
-    """A read-only int64 array; integers only, `InputError` naming the field otherwise."""
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError):
-        raise InputError(f"{name}: expected a flat list of integers") from None
-    if array.size == 0 and array.dtype.kind == "f":
-        array = array.astype(np.int64)
-    if array.dtype.kind == "u" and array.size and int(array.max()) > MAX_INTEGER:
-        raise InputError(f"{name}: expected integers <= 2^53, got {array.max()}")
-    if array.dtype.kind not in "iu":
-        raise InputError(f"{name}: expected integers, got {array.dtype} values")
-    if array.ndim != 1:
-        raise InputError(f"{name}: expected a flat array, got shape {array.shape}")
-    if not (array.dtype == np.int64 and array.flags.c_contiguous and not array.flags.writeable):
-        array = np.array(array, dtype=np.int64, order="C")
-        array.flags.writeable = False
-    return array
+__all__ = [
+    "COLUMNS", "MAX_KIND", "NO_DEADLINE", "STATUSES", "TIME_UNITS", "Adjacency", "Arcs", "Csr",
+    "IntArray", "Objective", "Problem", "Resource", "Schedule",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The independent verifier: every rule that a schedule breaks, from its document's numbers."""
+"""The independent verifier of schedules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from optsched.model.verify_resources import (
     neighbour_gaps,
     neighbours,
 )
-from optsched.model.violation import KINDS, Kind, Violation, Words, count
+from optsched.model.violation import KINDS, Kind, Names, Violation, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,11 +31,11 @@ _HUGE = 1 << 61  # far above every sum of times in a schedule, far below the end
 
 
 def verify(schedule: Schedule, problem: Problem | None = None) -> list[Violation]:
-    """Every rule that a schedule breaks; an empty list for a correct one.
+    """List every rule that a schedule breaks; an empty list for a correct one.
 
-    Shares no code with the evaluator or any solver: it only compares starts, durations, arcs,
-    sequences, setups, windows, memory and claims as they stand in the document. So an empty list
-    says that the document agrees with itself; give the problem to learn whether it solves that.
+    Independent of the evaluator and of all solvers: it compares starts, durations, arcs, sequences,
+    setups, windows, memory and claims of the schedule. Without `problem` an empty list means that
+    the schedule is consistent; with it, that it solves the problem.
 
     Parameters
     ----------
@@ -47,14 +47,19 @@ def verify(schedule: Schedule, problem: Problem | None = None) -> list[Violation
     Returns
     -------
     list of Violation
-        Sequences first, then what happens on the resources, arcs, windows, memory, deadlocks,
-        claims, and what makes it no answer to `problem`. ``docs/verify.md`` lists the kinds and
-        says what "every" means for overlaps.
+        Of sequences, resources, arcs, windows, memory, deadlocks, claims and the problem, in this
+        order. ``docs/verify.md`` lists the kinds and defines "every" for overlaps.
 
     Raises
     ------
     InputError
-        The graph has no sequences and starts: there is nothing to verify.
+        The graph has no sequences and starts.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+    >>> optsched.verify(optsched.solve(shop).schedule, problem=shop)
+    []
     """
     if not isinstance(schedule, Schedule):
         raise InputError(f"expected a Schedule, got {schedule!r:.60}")
@@ -63,8 +68,8 @@ def verify(schedule: Schedule, problem: Problem | None = None) -> list[Violation
     start, sequences = schedule.start, schedule.sequences
     if start is None or sequences is None:
         raise InputError("nothing to verify: the graph is not scheduled (no sequences, no starts)")
-    words = Words(schedule)
-    plan = Plan(schedule, start, start + schedule.duration, schedule.period or 0, words)
+    names = Names(schedule)
+    plan = Plan(schedule, start, start + schedule.duration, schedule.period or 0, names)
     entries, found = entries_of(plan, sequences)
     pairs = neighbours(entries, schedule.period)
     on_resources = list(neighbour_gaps(plan, pairs))
@@ -83,58 +88,60 @@ def verify(schedule: Schedule, problem: Problem | None = None) -> list[Violation
 
 
 def _precedences(plan: Plan) -> Iterator[Violation]:
-    s, tell = plan.schedule, plan.words
+    s, names = plan.schedule, plan.names
     tail, head, lag, _ = s.arcs
     tokens = _tokens(s)
-    most = _HUGE // max(plan.period, 1)  # more tokens than that decide alone, and would overflow
+    most = _HUGE // max(plan.period, 1)  # clipping keeps the sign and avoids overflow
     ready = plan.end[tail] + lag - np.clip(tokens, -most, most) * plan.period
     for a in np.flatnonzero(plan.start[head] < ready).tolist():
         i, j, wait, h = int(tail[a]), int(head[a]), int(lag[a]), int(tokens[a])
         begins, ends = int(plan.start[j]), int(plan.end[i])
         amount = ends + wait - h * plan.period - begins
         cycles = f" {count(abs(h), 'cycle')} {'later' if h > 0 else 'earlier'}" if h else ""
-        after = f" and the lag is {tell.time(wait)}" if wait else ""
+        after = f" and the lag is {names.time(wait)}" if wait else ""
         message = (
-            f"{tell.operation(j)} starts at {tell.time(begins)}{cycles}, but "
-            f"{tell.operation(i)} must precede it and ends at {tell.time(ends)}{after}: "
-            f"{tell.time(amount)} missing (arc {a})"
+            f"{names.operation(j)} starts at {names.time(begins)}{cycles}, but "
+            f"{names.operation(i)} must precede it and ends at {names.time(ends)}{after}: "
+            f"{names.time(amount)} missing (arc {a})"
         )
         yield Violation("precedence", (i, j), None, amount, message)
 
 
 def _windows(plan: Plan) -> Iterator[Violation]:
-    s, tell = plan.schedule, plan.words
+    s, names = plan.schedule, plan.names
     for i in np.flatnonzero(plan.start < s.release).tolist():
         amount = int(s.release[i] - plan.start[i])
-        release = tell.time(int(s.release[i]))
-        message = f"{tell.operation(i)} starts {tell.time(amount)} before its release at {release}"
+        release = names.time(int(s.release[i]))
+        message = (
+            f"{names.operation(i)} starts {names.time(amount)} before its release at {release}"
+        )
         yield Violation("release", (i,), None, amount, message)
     for i in np.flatnonzero((s.deadline != NO_DEADLINE) & (plan.end > s.deadline)).tolist():
         amount = int(plan.end[i] - s.deadline[i])
-        deadline = tell.time(int(s.deadline[i]))
-        message = f"{tell.operation(i)} ends {tell.time(amount)} after its deadline at {deadline}"
+        deadline = names.time(int(s.deadline[i]))
+        message = f"{names.operation(i)} ends {names.time(amount)} after its deadline at {deadline}"
         yield Violation("deadline", (i,), None, amount, message)
 
 
 def _deadlocks(plan: Plan, pairs: Pairs) -> Iterator[Violation]:
-    """Cycles of arcs and orders without a token: whoever obeys the orders waits for ever."""
-    s, tell = plan.schedule, plan.words
+    """Deadlocks: cycles of arcs and orders without a token."""
+    s, names = plan.schedule, plan.names
     arcs = np.flatnonzero(_tokens(s) <= 0)
     inside = pairs.shift == 0
     tail = np.concatenate((s.arcs.tail[arcs], pairs.before[inside]))
     head = np.concatenate((s.arcs.head[arcs], pairs.after[inside]))
     reason = np.concatenate((-1 - arcs, pairs.resource[inside]))
     step = plan.start[head] - plan.start[tail]
-    if not (step < 0).any():  # starts never fall: then they are equal all along a cycle
+    if not (step < 0).any():  # starts never fall along edges, so they are equal on a cycle
         tail, head, reason = tail[step == 0], head[step == 0], reason[step == 0]
     for edges in disjoint_cycles(tail, head):
         steps = []
         for e in edges:
             why = int(reason[e])
-            rule = f"the sequence of {tell.resource(why)}" if why >= 0 else f"arc {-1 - why}"
-            steps.append(f"before {tell.operation(int(head[e]))} by {rule}")
+            rule = f"the sequence of {names.resource(why)}" if why >= 0 else f"arc {-1 - why}"
+            steps.append(f"before {names.operation(int(head[e]))} by {rule}")
         cycle = tuple(int(tail[e]) for e in edges)
-        message = f"deadlock: {tell.operation(cycle[0])} comes {shortened(steps)}"
+        message = f"deadlock: {names.operation(cycle[0])} comes {shortened(steps)}"
         yield Violation("liveness", cycle, None, 0, message)
 
 
@@ -144,7 +151,7 @@ def _tokens(s: Schedule) -> IntArray:
 
 
 def _claims(plan: Plan, *, feasible: bool) -> Iterator[Violation]:
-    tell, objective = plan.words, plan.schedule.objective
+    names, objective = plan.names, plan.schedule.objective
     if objective is None or objective.name not in ("makespan", "period"):
         return
     actual = plan.period or int(plan.end.max(initial=0))
@@ -159,16 +166,16 @@ def _claims(plan: Plan, *, feasible: bool) -> Iterator[Violation]:
         yield Violation("objective", (), None, 0, message)
     if value is not None and value != actual:
         amount = abs(value - actual)
-        message = f"the claimed {name} is {tell.time(value)}, but it is {tell.time(actual)}"
+        message = f"the claimed {name} is {names.time(value)}, but it is {names.time(actual)}"
         yield Violation("objective", (), None, amount, message)
     # a schedule that breaks rules may well undercut a true bound
     if feasible and bound is not None and bound > actual:
-        message = f"the claimed lower bound {tell.time(bound)} is above the {name} {actual}"
+        message = f"the claimed lower bound {names.time(bound)} is above the {name} {actual}"
         yield Violation("objective", (), None, bound - actual, message)
 
 
 def _of_instance(schedule: Schedule, problem: Problem) -> Iterator[Violation]:
-    """What makes a schedule no answer to a problem, or its claims no claims about that."""
+    """Differences to the problem, and claims that are wrong for it."""
     try:
         faults = problem.check(schedule)
         value = None if faults else problem.evaluate(schedule)
@@ -182,20 +189,20 @@ def _of_instance(schedule: Schedule, problem: Problem) -> Iterator[Violation]:
         return
     for amount, message in _wrong_claims(problem, claim, value):
         yield Violation("objective", (), None, amount, message)
-    theirs = str(schedule.provenance.get("instance_sha256", problem.sha256))
-    # one graph has one optimum; of what the graph does not hold, bounds are proved for a document
+    named = str(schedule.provenance.get("instance_sha256", problem.sha256))
+    # equal graphs have equal bounds; other bounds depend on data outside of the graph
     of_graphs = problem.problem_kind in ("jobshop", "jobarray", "periodic")
     by_graph = of_graphs and not getattr(problem, "chooses", False)
-    if claim.lower_bound is not None and not by_graph and theirs != problem.sha256:
+    if claim.lower_bound is not None and not by_graph and named != problem.sha256:
         message = (
             f"the claimed lower bound {claim.lower_bound} was proved for another instance "
-            f"({theirs[:12]}, not {problem.sha256[:12]})"
+            f"({named[:12]}, not {problem.sha256[:12]})"
         )
         yield Violation("objective", (), None, 0, message)
 
 
 def _wrong_claims(problem: Problem, claim: Objective, value: int) -> Iterator[tuple[int, str]]:
-    """Amounts and messages; what every schedule shows of itself, `_claims` has said."""
+    """Amounts and messages of claims that `_claims` cannot check without the problem."""
     name = problem.objective_name
     if claim.name != name and claim.name not in ("makespan", "period"):
         yield 0, f"the objective is called {claim.name}, but the problem's is the {name}"

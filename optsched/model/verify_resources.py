@@ -1,4 +1,4 @@
-"""What the verifier checks on every resource: sequences, overlaps, setups and held memory."""
+"""Rules on every resource: sequences, overlaps, setups and held memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.io.strict_json import shortened
-from optsched.model.violation import Kind, Violation, Words, count
+from optsched.model.violation import Kind, Names, Violation, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,13 +20,13 @@ _SAFE = 1 << 61
 
 
 class Plan(NamedTuple):
-    """What every check looks at; `period` is 0 in a one-shot schedule."""
+    """Input of every check; `period` is 0 in a one-shot schedule."""
 
     schedule: Schedule
     start: IntArray
     end: IntArray
     period: int
-    words: Words
+    names: Names
 
 
 class Entries(NamedTuple):
@@ -46,11 +46,11 @@ class Pairs(NamedTuple):
 
 
 def entries_of(plan: Plan, sequences: Csr) -> tuple[Entries, list[Violation]]:
-    """The sequences cut down to operations that use the resource, once each, and what was wrong."""
+    """The first entry of every user in the sequences of its resources, and wrong entries."""
     needs, n = plan.schedule.op_resources, plan.schedule.n_operations
     needed = needs.ids * n + np.repeat(np.arange(n), np.diff(needs.indptr))
     row = np.repeat(np.arange(len(sequences)), np.diff(sequences.indptr))
-    # one number per (resource, operation); `first` is its first place, all that later checks see
+    # one number per (resource, operation); later checks use its first entry only
     listed, first, times = np.unique(row * n + sequences.ids, return_index=True, return_counts=True)
     known = np.isin(listed, needed)
     keep = np.sort(first[known])
@@ -64,11 +64,11 @@ def entries_of(plan: Plan, sequences: Csr) -> tuple[Entries, list[Violation]]:
 def _wrong_entries(
     plan: Plan, keys: IntArray, verb: str, times: IntArray | None = None
 ) -> Iterator[Violation]:
-    tell = plan.words
+    names = plan.names
     for k, key in enumerate(np.sort(keys).tolist()):
         r, i = divmod(key, plan.schedule.n_operations)
         often = 1 if times is None else int(times[k])
-        what = f"the sequence of {tell.resource(r)} {verb} {tell.operation(i)}"
+        what = f"the sequence of {names.resource(r)} {verb} {names.operation(i)}"
         if verb == "misses":
             yield Violation("sequence", (i,), r, 1, f"{what}, which uses that resource")
         elif verb == "holds":
@@ -95,12 +95,12 @@ def neighbours(entries: Entries, period: int | None) -> Pairs:
 
 
 def neighbour_gaps(plan: Plan, pairs: Pairs) -> Iterator[Violation]:
-    """Each operation waits for the end of the one before it, and for the setup between them.
+    """Operations that start before their predecessor on a resource ends and the setup is done.
 
     Neighbours suffice: durations and setups are >= 0, so along a sequence without violation
     starts and ends never fall, and no operation can start before the end of any earlier one.
     """
-    s, tell = plan.schedule, plan.words
+    s, names = plan.schedule, plan.names
     before, after, resource, shift = pairs
     same_family = s.family[before] == s.family[after]
     setup = np.where(same_family, 0, s.setup_out[before] + s.setup_in[after])
@@ -109,39 +109,41 @@ def neighbour_gaps(plan: Plan, pairs: Pairs) -> Iterator[Violation]:
     for k in np.flatnonzero(missing > 0).tolist():
         i, j, r = int(before[k]), int(after[k]), int(resource[k])
         amount, due = int(missing[k]), int(setup[k])
-        later = f"{tell.operation(j)}{' of the next cycle' if shift[k] else ''}"
+        later = f"{names.operation(j)}{' of the next cycle' if shift[k] else ''}"
         gap = due - amount
-        both = f", and {tell.time(due)} of setup follow: {tell.time(amount)} missing" if due else ""
+        both = (
+            f", and {names.time(due)} of setup follow: {names.time(amount)} missing" if due else ""
+        )
         reverse_fits = plan.end[j] + shift[k] <= plan.start[i]
         kind: Kind
         if gap >= 0:
             kind = "setup"
             message = (
-                f"{later} starts {tell.time(gap)} after {tell.operation(i)} ends on "
-                f"{tell.resource(r)}, but the setup between them takes {tell.time(due)}: "
-                f"{tell.time(amount)} missing"
+                f"{later} starts {names.time(gap)} after {names.operation(i)} ends on "
+                f"{names.resource(r)}, but the setup between them takes {names.time(due)}: "
+                f"{names.time(amount)} missing"
             )
         elif begins[k] < plan.start[i] or reverse_fits:
             kind = "order"
             message = (
-                f"{tell.operation(j)} comes after {tell.operation(i)} in the sequence of "
-                f"{tell.resource(r)}, but starts {tell.time(-gap)} before that ends "
+                f"{names.operation(j)} comes after {names.operation(i)} in the sequence of "
+                f"{names.resource(r)}, but starts {names.time(-gap)} before that ends "
                 f"(starts {int(plan.start[j])} and {int(plan.start[i])}){both}"
             )
         else:
             kind = "overlap"
             message = (
-                f"{later} starts {tell.time(-gap)} before {tell.operation(i)} ends on "
-                f"{tell.resource(r)}{both}"
+                f"{later} starts {names.time(-gap)} before {names.operation(i)} ends on "
+                f"{names.resource(r)}{both}"
             )
         yield Violation(kind, (i, j), r, amount, message)
 
 
-def double_bookings(plan: Plan, told: list[Violation]) -> Iterator[Violation]:
-    """Operations that start while another holds their resource, whatever the sequences say.
+def double_bookings(plan: Plan, reported: list[Violation]) -> Iterator[Violation]:
+    """Operations that start while another holds their resource, also if they are no neighbours.
 
-    Looks at time alone, so it also finds pairs that are no neighbours. Each operation is named
-    once a resource, with the one that holds the resource longest.
+    Each operation is reported once per resource, with the one that holds the resource longest;
+    overlaps in `reported` are skipped.
     """
     needs, n = plan.schedule.op_resources, plan.schedule.n_operations
     operation, resource = np.repeat(np.arange(n), np.diff(needs.indptr)), needs.ids
@@ -161,7 +163,7 @@ def double_bookings(plan: Plan, told: list[Violation]) -> Iterator[Violation]:
     holder = by_end[np.maximum.accumulate(rank[by_time])][:-1]
     late = by_time[1:]
     clash = (resource[holder] == resource[late]) & (end[holder] > start[late]) & current[late]
-    known = {(v.resource, *v.operations) for v in told if v.kind == "overlap"}
+    known = {(v.resource, *v.operations) for v in reported if v.kind == "overlap"}
     for k in np.flatnonzero(clash).tolist():
         i, j, r = int(operation[holder[k]]), int(operation[late[k]]), int(resource[late[k]])
         together = start[holder[k]] == start[late[k]]
@@ -170,15 +172,15 @@ def double_bookings(plan: Plan, told: list[Violation]) -> Iterator[Violation]:
         amount = int(end[holder[k]] - start[late[k]])
         later = "" if current[holder[k]] else " of the next cycle"
         message = (
-            f"{plan.words.operation(j)}{later} starts {plan.words.time(amount)} before "
-            f"{plan.words.operation(i)} ends on {plan.words.resource(r)}"
+            f"{plan.names.operation(j)}{later} starts {plan.names.time(amount)} before "
+            f"{plan.names.operation(i)} ends on {plan.names.resource(r)}"
         )
         yield Violation("overlap", (i, j), r, amount, message)
 
 
 def memory(plan: Plan, entries: Entries) -> Iterator[Violation]:
     """Held bytes as a prefix sum along every sequence: it depends on the orders alone."""
-    s, tell = plan.schedule, plan.words
+    s, names = plan.schedule, plan.names
     resource, operation = entries
     if not (s.acquire.any() or s.free.any() or s.workspace.any()):
         return
@@ -192,7 +194,7 @@ def memory(plan: Plan, entries: Entries) -> Iterator[Violation]:
     for k in np.flatnonzero((limit > 0) & (needed > limit)).tolist():
         i, r, amount = int(operation[k]), int(resource[k]), int(needed[k]) - int(limit[k])
         message = (
-            f"{tell.operation(i)} needs {count(int(needed[k]), 'byte')} on {tell.resource(r)} "
+            f"{names.operation(i)} needs {count(int(needed[k]), 'byte')} on {names.resource(r)} "
             f"({int(level[k])} held, {int(acquire[k])} acquired, {int(workspace[k])} workspace), "
             f"{count(amount, 'byte')} more than its memory of {int(limit[k])}"
         )
@@ -202,8 +204,8 @@ def memory(plan: Plan, entries: Entries) -> Iterator[Violation]:
         i, r = int(operation[k]), int(resource[k])
         held = int(level[k]) + int(acquire[k])
         message = (
-            f"{tell.operation(i)} frees {count(int(free[k]), 'byte')} on {tell.resource(r)}, where "
-            f"only {held} are held: {count(-int(left[k]), 'byte')} too many"
+            f"{names.operation(i)} frees {count(int(free[k]), 'byte')} on {names.resource(r)}, "
+            f"where only {held} are held: {count(-int(left[k]), 'byte')} too many"
         )
         yield Violation("free", (i,), r, -int(left[k]), message)
 
@@ -236,7 +238,7 @@ def balance(plan: Plan) -> Iterator[Violation]:
     The operations named are those of every (job, stage, micro-batch, iteration) whose bytes do
     not cancel out.
     """
-    s, words = plan.schedule, plan.words
+    s, names = plan.schedule, plan.names
     operation = np.repeat(np.arange(s.n_operations), np.diff(s.op_resources.indptr))
     change = (s.acquire - s.free)[operation]
     moves = np.flatnonzero(change)
@@ -252,10 +254,10 @@ def balance(plan: Plan) -> Iterator[Violation]:
         amount = int(gain[r])
         verb = "gains" if amount > 0 else "loses"
         moved = [
-            f"{words.operation(i)} acquires {int(s.acquire[i])} and frees {int(s.free[i])}"
+            f"{names.operation(i)} acquires {int(s.acquire[i])} and frees {int(s.free[i])}"
             for i in guilty
         ]
         message = (
-            f"{words.resource(r)} {verb} {count(abs(amount), 'byte')} a cycle: {shortened(moved)}"
+            f"{names.resource(r)} {verb} {count(abs(amount), 'byte')} a cycle: {shortened(moved)}"
         )
         yield Violation("balance", tuple(guilty), r, abs(amount), message)

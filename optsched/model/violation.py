@@ -1,4 +1,4 @@
-"""One broken rule of a schedule, and the words that describe it."""
+"""Broken rules of a schedule, and the names in their messages."""
 
 from __future__ import annotations
 
@@ -26,15 +26,22 @@ class Violation:
     kind
         Which rule, one of `KINDS`.
     operations
-        The operations involved, the one that should come first in front; for ``"liveness"`` the
+        The operations involved, first the one that should come first; for ``"liveness"`` the
         operations on the cycle, for ``"objective"`` and ``"instance"`` none.
     resource
-        Where, or None for what happens on no single resource.
+        The resource, or None if the rule concerns no single one.
     amount
-        What is missing: time units; bytes for ``"memory"``, ``"free"`` and ``"balance"``; entries
-        too few or too many for ``"sequence"``; 0 for ``"liveness"`` and ``"instance"``.
+        Size of the violation: time units; bytes for ``"memory"``, ``"free"`` and ``"balance"``;
+        entries too few or too many for ``"sequence"``; 0 for ``"liveness"`` and ``"instance"``.
     message
         One sentence with the operations, the amount and the unit.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)]])
+    >>> late = optsched.Schedule.from_starts(shop, [[0, 2]])
+    >>> [violation.kind for violation in optsched.verify(late)]
+    ['precedence']
     """
 
     kind: Kind
@@ -47,8 +54,8 @@ class Violation:
         return self.message
 
 
-class Words:
-    """Names operations, resources and times of one schedule in messages."""
+class Names:
+    """Names of operations, resources and times of one schedule for messages."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
@@ -83,5 +90,5 @@ def count(number: int, noun: str) -> str:
 
 
 def _printable(text: str) -> str:
-    # names come from files: nothing invisible or turned round on somebody's terminal
+    # names come from files: no control characters on a terminal
     return text if text.isprintable() else ascii(text)

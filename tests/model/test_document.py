@@ -94,7 +94,7 @@ CANONICAL = b"""{
 
 
 def test_canonical_bytes() -> None:
-    """These bytes are the format: hashes of instances in the world depend on them."""
+    """These bytes are version 1 of the format."""
     assert write(example()) == CANONICAL
     assert read(CANONICAL.decode()) == example()
 
@@ -109,16 +109,26 @@ def test_files(tmp_path: Path) -> None:
     assert Schedule.read(path) == example()
 
 
+def test_hashes_are_of_content() -> None:
+    """Whitespace, key order, the name and fields at their default do not count; content does."""
+    tree = json.loads(CANONICAL)
+    tree["operations"][1] |= {"job": 0, "kind": "", "acquire": 0}
+    tree = {key: tree[key] for key in reversed(tree)} | {"name": "b"}
+    other = read(json.dumps(tree, indent=3))
+    assert other.sha256 == example().sha256 == example().graph().sha256
+    assert other != example() and other.same_graph(example())
+    for change in ({"time_unit": "ms"}, {"resources": (Resource("g", 9), Resource("h"))}):
+        assert replace(example(), **change).sha256 != other.sha256
+
+
+@given(graphs(), graphs())
+def test_equal_hashes_are_equal_graphs(a: Schedule, b: Schedule) -> None:
+    """`same_graph` and the hash agree."""
+    assert (a.sha256 == b.sha256) == a.same_graph(b)
+
+
 def test_bytes_do_not_depend_on_the_identity_of_strings() -> None:
     """Equal schedules are written alike, wherever their strings came from."""
     unit, status = "".join(["u", "s"]), "".join(["unk", "nown"])
-    plain = Schedule(
-        resources=(Resource("a"),), duration=[1], op_resources=Csr.of([[0]]), time_unit="us"
-    )
-    other = replace(plain, time_unit=unit)
-    assert write(other) == write(plain) and other.sha256 == plain.sha256
-    claims = [
-        plain.with_orders(Csr.of([[0]]), [0], Objective("makespan", 1, None, word))
-        for word in ("unknown", status)
-    ]
-    assert write(claims[0]) == write(claims[1])
+    other = replace(example(), time_unit=unit, objective=Objective("makespan", 7, None, status))
+    assert write(other) == write(replace(example(), objective=Objective("makespan", 7)))

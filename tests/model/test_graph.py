@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from strategies import periodic_schedules
 
 from optsched import Csr, CyclicOrder, JobArray, Schedule
+from optsched.analysis.links import to_networkx
 from optsched.errors import InputError
-from optsched.model.graph import describe, evaluate, scheduled, to_networkx
+from optsched.model.graph import describe, evaluate, scheduled
 from optsched.testing.random_problems import random_graph
 
 if TYPE_CHECKING:

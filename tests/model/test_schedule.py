@@ -198,8 +198,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"duration": [BIG, 1]}, f"operations: times add up to {BIG + 1}, more than 2^53"),
     ({"acquire": [BIG, 1]}, f"operations: acquire adds up to {BIG + 1} bytes, more than 2^53"),
-    ({"sequences": [[0, 1]]}, "starts: missing, but there are sequences (give both or neither)"),
-    ({"start": [0, 3]}, "sequences: missing, but there are starts (give both or neither)"),
+    ({"sequences": [[0, 1]]}, "starts: missing, but sequences are given (give both or neither)"),
+    ({"start": [0, 3]}, "sequences: missing, but starts are given (give both or neither)"),
     (
         {"sequences": [[0, 1], []], "start": [0, 3]},
         "sequences: expected 1 rows, one per resource, got 2",
@@ -252,7 +252,7 @@ def test_constructor_refuses(changes: dict[str, Any], message: str) -> None:
     assert len(text) < 300 and "\n" not in text
 
 
-def test_long_cycle_is_told_shortly() -> None:
+def test_message_of_a_long_cycle_is_short() -> None:
     """A cycle of thousands is complete in the exception, and short in its message."""
     n = 3000
     with pytest.raises(CyclicOrder) as caught:

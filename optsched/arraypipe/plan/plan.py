@@ -25,10 +25,12 @@ from optsched.arraypipe.plan.types import (
 from optsched.errors import CyclicOrder, InputError
 from optsched.io.text import NANOSECONDS
 from optsched.model.graph import check_permutations, evaluate, scheduled
-from optsched.model.schedule import Arcs, Csr, Resource, Schedule
+from optsched.model.schedule import COLUMNS, Arcs, Csr, Resource, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
 
 
 class RecurrentArc(NamedTuple):
@@ -396,7 +398,7 @@ def without(schedule: Schedule, jobs: Collection[int]) -> Schedule:
             raise InputError(f"jobs: the schedule has no job {job!r}")
     if known <= set(jobs):
         raise InputError(f"jobs: none would be left of {len(known)}")
-    kept = schedule.subset(~np.isin(schedule.job, np.array([*jobs], np.int64)))
+    kept = _subset(schedule, ~np.isin(schedule.job, np.array([*jobs], np.int64)))
     number = np.unique(kept.job, return_inverse=True)[1].astype(np.int64)
     family = number if np.array_equal(kept.family, kept.job) else kept.family
     kept = replace(kept, job=number, family=family)
@@ -407,3 +409,20 @@ def without(schedule: Schedule, jobs: Collection[int]) -> Schedule:
     from optsched.analysis.rolling import rolling  # compiled
 
     return rolling(kept.graph(), kept.sequences, kept.offset, provenance)
+
+
+def _subset(schedule: Schedule, keep: npt.NDArray[np.bool_]) -> Schedule:
+    """Some operations, renumbered in order, with the arcs between them, their orders and starts."""
+    number = np.where(keep, np.cumsum(keep) - 1, -1)
+    tail, head, lag, distance = schedule.arcs
+    inner = keep[tail] & keep[head]
+    rows = schedule.sequences
+    return replace(
+        schedule,
+        op_resources=Csr.of([schedule.op_resources[i] for i in np.flatnonzero(keep)]),
+        arcs=Arcs(number[tail[inner]], number[head[inner]], lag[inner], distance[inner]),
+        sequences=None if rows is None else Csr.of([number[row[keep[row]]] for row in rows]),
+        start=None if schedule.start is None else schedule.start[keep],
+        objective=None,
+        **{key: getattr(schedule, key)[keep] for key in COLUMNS},
+    )

@@ -391,12 +391,12 @@ class JobArray(JobArrayFields, Problem):
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the canonical document."""
+        """Hash of the content: all but the name of the array and the format of its documents."""
         import hashlib
 
         from optsched.problems.jobarray import document
 
-        return hashlib.sha256(document.write(self)).hexdigest()
+        return hashlib.sha256(document.write(self).split(b"\n", 3)[3]).hexdigest()
 
     def __repr__(self) -> str:
         return (

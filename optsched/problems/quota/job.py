@@ -232,7 +232,7 @@ PER_TYPE: Final[dict[str, Callable[[str, Any], Any]]] = {
 _CHECKS: Final[dict[str, Callable[[str, Any], Any]]] = {
     **{key: partial(_per_type, check) for key, check in PER_TYPE.items()},
     "idle": _finite, "score": number, "work": integer, "weight": partial(number, above=True),
-    "must_run": boolean, "current": _current, "locality": partial(one_of, words=LOCALITIES),
+    "must_run": boolean, "current": _current, "locality": partial(one_of, choices=LOCALITIES),
     "pass_work": partial(integer, least=1, most=MAX_INTEGER),
 }  # fmt: skip
 

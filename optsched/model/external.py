@@ -1,0 +1,181 @@
+"""Schedules from start times or machine orders that another tool computed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from optsched.errors import InputError
+from optsched.io.strict_json import format_json, shortened
+from optsched.io.values import format_value, int_array, integer, is_integer
+from optsched.model.graph import describe, evaluate
+from optsched.model.schedule import Csr, Problem, Schedule
+
+if TYPE_CHECKING:
+    from optsched.model.schedule import IntArray
+
+
+def from_starts(
+    problem: Problem, starts: Any, machines: Any = None, period: int | None = None
+) -> Schedule:
+    """See `Schedule.from_starts`."""
+    graph = _graph(problem)
+    operations = _Operations(graph)
+    start = int_array("starts", operations.values("starts", starts))
+    if machines is not None:
+        _check_machines(graph, operations.values("machines", machines))
+    provenance = _provenance(problem)
+    if graph.period is None:
+        if period is not None:
+            raise InputError("period: this problem has none (its objective is not the period)")
+        return graph.with_orders(_sequences(graph, start, graph), start, None, provenance)
+    if period is None:
+        raise InputError("period: missing; the starts of a rolling problem need it")
+    begin = start % integer("period", period, 1)
+    return graph.with_cycle(
+        period, start // period, _sequences(graph, begin, None), begin, None, provenance
+    )
+
+
+def from_orders(problem: Problem, orders: Any) -> Schedule:
+    """See `Schedule.from_orders`."""
+    graph = _graph(problem)
+    if graph.period is not None:
+        raise InputError("orders: a rolling problem needs starts and a period, use from_starts")
+    operations = _Operations(graph)
+    rows: list[Any] = [()] * graph.n_resources
+    if isinstance(orders, Mapping):
+        for machine, row in orders.items():
+            rows[_machine(graph, "orders", machine)] = row
+    elif isinstance(orders, Sequence) and len(orders) == graph.n_resources:
+        rows = list(orders)
+    else:
+        raise InputError(
+            f"orders: expected {graph.n_resources} rows, one per machine, or a mapping by the name "
+            f"of the machine, got {format_value(orders)}"
+        )
+    named = [[operations.index(f"orders[{r}]", key) for key in row] for r, row in enumerate(rows)]
+    schedule = problem.scheduled(Csr.of(named))
+    return schedule.with_orders(
+        schedule.sequences,  # type: ignore[arg-type]
+        schedule.start,  # type: ignore[arg-type]
+        None,
+        _provenance(problem),
+    )
+
+
+class _Operations:
+    """Finds operations of a graph by index, by (job, position) or by name."""
+
+    def __init__(self, graph: Schedule) -> None:
+        self.graph = graph
+        self.by_job: dict[int, list[int]] = {}
+        for i, j in enumerate(graph.job.tolist()):
+            self.by_job.setdefault(j, []).append(i)
+        self.jobs = {graph.job_name(j): j for j in self.by_job}
+        self._names: dict[str, list[int]] = {}
+
+    def index(self, place: str, key: Any) -> int:
+        """Index of the operation that a key names."""
+        n = self.graph.n_operations
+        if is_integer(key) and 0 <= key < n:
+            return int(key)
+        if isinstance(key, tuple) and len(key) == 2 and is_integer(key[1]):
+            job = self.jobs.get(key[0]) if isinstance(key[0], str) else key[0]
+            row = self.by_job.get(job, []) if is_integer(job) else []
+            if 0 <= key[1] < len(row):
+                return row[key[1]]
+        if isinstance(key, str):
+            if not self._names:
+                for i in range(n):
+                    self._names.setdefault(describe(self.graph, i), []).append(i)
+            found = self._names.get(key, [])
+            if len(found) == 1:
+                return found[0]
+            if found:
+                raise InputError(
+                    f"{place}: operations {found[0]} and {found[1]} are both called "
+                    f"{format_json(key)}; use their indices"
+                )
+        raise InputError(
+            f"{place}: no operation {format_value(key)}; expected an index in 0..{n - 1}, "
+            f"(job, position) or a name such as {format_json(describe(self.graph, 0)) if n else ''}"
+        )
+
+    def values(self, place: str, given: Any) -> list[Any]:
+        """One value per operation, from a mapping, a flat list or one row per job."""
+        n = self.graph.n_operations
+        if isinstance(given, Mapping):
+            found: dict[int, Any] = {}
+            for key, value in given.items():
+                i = self.index(place, key)
+                if i in found:
+                    raise InputError(f"{place}: {describe(self.graph, i)} is given twice")
+                found[i] = value
+            missing = next((i for i in range(n) if i not in found), None)
+            if missing is not None:
+                what = describe(self.graph, missing)
+                raise InputError(f"{place}: {what}, operation {missing}, is missing")
+            return [found[i] for i in range(n)]
+        flat = given.tolist() if isinstance(given, np.ndarray) else given
+        if not isinstance(flat, Sequence) or isinstance(flat, str):
+            raise InputError(f"{place}: expected a list or a mapping, got {format_value(given)}")
+        if not flat or not isinstance(flat[0], Sequence) or isinstance(flat[0], str):
+            if len(flat) != n:
+                raise InputError(
+                    f"{place}: expected {n} values, one per operation, got {len(flat)}"
+                )
+            return list(flat)
+        jobs = [self.by_job[j] for j in sorted(self.by_job)]
+        if [len(row) for row in flat] != [len(row) for row in jobs]:
+            raise InputError(f"{place}: expected one row per job, one value per operation of it")
+        ids, given = [i for row in jobs for i in row], [value for row in flat for value in row]
+        return [given[k] for k in np.argsort(ids)]
+
+
+def _graph(problem: Problem) -> Schedule:
+    if not isinstance(problem, Problem):
+        raise InputError(f"problem: expected a JobShop, a JobArray or a graph, got {problem!r:.60}")
+    if getattr(problem, "chooses", False):
+        raise InputError(
+            "problem: which jobs recompute is left to the solver; fix it first (recompute_mode)"
+        )
+    return problem.graph()
+
+
+def _provenance(problem: Problem) -> dict[str, Any]:
+    names = {"jobs": list(problem.job_names)} if problem.job_names else {}
+    return {"instance_sha256": problem.sha256, **names}
+
+
+def _sequences(graph: Schedule, start: IntArray, arcs: Schedule | None) -> Csr:
+    """Users of every resource by start; at equal starts shorter ones first, then along the arcs."""
+    rank = np.arange(graph.n_operations)
+    if arcs is not None:
+        rank[evaluate(arcs).order] = np.arange(graph.n_operations)
+    on = graph.users.ids
+    resource = np.repeat(np.arange(graph.n_resources), np.diff(graph.users.indptr))
+    order = np.lexsort((rank[on], graph.duration[on], start[on], resource))
+    return Csr(graph.users.indptr, on[order])
+
+
+def _machine(graph: Schedule, place: str, key: Any) -> int:
+    names = [resource.name for resource in graph.resources]
+    if isinstance(key, str) and key in names:
+        return names.index(key)
+    if is_integer(key) and 0 <= key < len(names):
+        return int(key)
+    raise InputError(f"{place}: no machine {format_value(key)}; there are {shortened(names, 8)}")
+
+
+def _check_machines(graph: Schedule, given: list[Any]) -> None:
+    """Refuse an operation on another machine than that of the problem."""
+    for i, key in enumerate(given):
+        needed = graph.op_resources[i].tolist()
+        if (key is None and not needed) or _machine(graph, f"machines[{i}]", key) in needed:
+            continue
+        names = " and ".join(graph.resources[r].name for r in needed) or "no machine"
+        what = f"{describe(graph, i)} needs {names}"
+        raise InputError(f"machines[{i}]: {what}, got {format_value(key)}")

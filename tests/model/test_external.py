@@ -1,0 +1,114 @@
+"""Schedules from starts and machine orders of another tool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from strategies import schedules
+
+import optsched
+from optsched import CyclicOrder, InputError, JobArray, JobShop, Schedule, verify
+from optsched.model.graph import describe
+
+SHOP = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="toy")
+GOOD = [0, 4, 0, 4]
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        GOOD,
+        [[0, 4], [0, 4]],
+        {0: 0, 1: 4, 2: 0, 3: 4},
+        {(0, 0): 0, ("0", 1): 4, (1, 0): 0, "operation(job 1, stage 1)": 4},
+    ],
+)
+def test_starts_by_index_job_and_name(starts: Any) -> None:
+    """All forms give the same schedule of the problem."""
+    schedule = Schedule.from_starts(SHOP, starts, machines=["m0", "m1", 1, 0])
+    assert schedule.start is not None and schedule.start.tolist() == GOOD
+    assert verify(schedule, SHOP) == []
+    assert SHOP.evaluate(schedule) == 6
+
+
+def test_orders_by_index_job_and_name() -> None:
+    """The earliest schedule of the orders."""
+    for orders in ([[0, 3], [2, 1]], {"m1": [(1, 0), 1], "m0": [0, "operation(job 1, stage 1)"]}):
+        schedule = Schedule.from_orders(SHOP, orders)
+        assert schedule.makespan == 6 and verify(schedule, SHOP) == []
+    with pytest.raises(CyclicOrder):
+        Schedule.from_orders(SHOP, [[3, 0], [1, 2]])
+
+
+@given(schedules())
+def test_correct_starts_are_correct(s: Schedule) -> None:
+    """Orders follow from the starts of any schedule without violations, whatever its graph."""
+    if verify(s):
+        return
+    names = [describe(s, i) for i in range(s.n_operations)]
+    keys = names if len(set(names)) == len(names) else range(s.n_operations)
+    again = Schedule.from_starts(s.graph(), dict(zip(keys, s.start.tolist(), strict=True)))  # type: ignore[union-attr]
+    assert [v for v in verify(again, s.graph()) if v.kind not in ("memory", "free")] == []
+
+
+def test_rolling_starts_need_the_period() -> None:
+    """In absolute time of one iteration; offsets and places in the cycle follow."""
+    array = JobArray([[1, 2], [2, 1]], [[1, 2], [3, 1]], objective="period")
+    found = optsched.solve(array, time_limit=60).schedule
+    assert found is not None and found.start is not None and found.period is not None
+    absolute = found.start + found.offset * found.period
+    again = Schedule.from_starts(array, absolute, period=found.period)
+    assert verify(again, array) == [] and array.evaluate(again) == found.period
+    for given_period, message in ((None, "period: missing"), (0, "period: expected an integer")):
+        with pytest.raises(InputError, match=message):
+            Schedule.from_starts(array, absolute, period=given_period)
+
+
+@pytest.mark.parametrize(
+    ("starts", "kind", "sentence"),
+    [
+        ([0, 3, 0, 4], "overlap", "starts 1 before operation 2 .* ends on m1"),
+        ([0, 2, 9, 13], "precedence", "operation 0 .* must precede it and ends at 3: 1 missing"),
+    ],
+)
+def test_broken_rules_are_the_verifiers_sentences(starts: Any, kind: str, sentence: str) -> None:
+    """A wrong result is a schedule, and `verify` names the rule."""
+    (violation,) = verify(Schedule.from_starts(SHOP, starts), SHOP)
+    assert violation.kind == kind
+    with pytest.raises(AssertionError, match=sentence):
+        raise AssertionError(violation.message)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Schedule.from_starts(SHOP, [0, 3]), "starts: expected 4 values, one per op"),
+        (lambda: Schedule.from_starts(SHOP, [[1], [2]]), "starts: expected one row per job"),
+        (lambda: Schedule.from_starts(SHOP, {0: 1}), "starts: .*stage 1\\), operation 1, is miss"),
+        (lambda: Schedule.from_starts(SHOP, {0: 1, (0, 0): 2}), "starts: .* is given twice"),
+        (lambda: Schedule.from_starts(SHOP, {(0, 2): 1}), r"starts: no operation \(0, 2\)"),
+        (lambda: Schedule.from_starts(SHOP, "x"), "starts: expected a list or a mapping"),
+        (lambda: Schedule.from_starts(SHOP, [0, -1, 0, 4]), r"starts\[1\]: expected 0..2\^53"),
+        (lambda: Schedule.from_starts(SHOP, [0.5] * 4), "starts: expected integers, got float64"),
+        (lambda: Schedule.from_starts(SHOP, GOOD, period=9), "period: this problem has none"),
+        (lambda: Schedule.from_starts(SHOP, GOOD, ["m0"] * 4), r"machines\[1\]: .* needs m1, got"),
+        (lambda: Schedule.from_starts(SHOP, GOOD, [7] * 4), r"machines\[0\]: no machine 7; there"),
+        (lambda: Schedule.from_starts(3, GOOD), "problem: expected a JobShop"),  # type: ignore[arg-type]
+        (lambda: Schedule.from_orders(SHOP, [[0, 3]]), "orders: expected 2 rows, one per machine"),
+        (lambda: Schedule.from_orders(SHOP, {"m7": []}), 'orders: no machine "m7"; there are m0'),
+        (lambda: Schedule.from_orders(SHOP, [[0], [2, 1]]), "operation 3 is missing"),
+    ],
+)
+def test_refusals(make: Any, message: str) -> None:
+    """One sentence with the argument and the operation or machine."""
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_equal_names_need_indices() -> None:
+    """A name that two operations share is refused."""
+    graph = Schedule(resources=(), duration=[1, 1], op_resources=[[], []])  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="operations 0 and 1 are both called"):
+        Schedule.from_starts(graph, {describe(graph, 0): 0})
