@@ -113,12 +113,12 @@ class Csr:
             lists = [[*row] for row in rows]
         except TypeError:
             raise InputError("rows: expected a list of lists of integers") from None
-        for i in (i for row in lists for i in row):
-            if not is_integer(i):
-                raise InputError(f"expected an integer, got {i!r:.60}")
-        indptr = np.zeros(len(lists) + 1, np.int64)
-        np.cumsum([len(row) for row in lists], out=indptr[1:])
-        return cls(indptr, [i for row in lists for i in row])
+        ids = [i for row in lists for i in row]
+        if not set(map(type, ids)) <= {int}:  # NumPy would take floats and booleans
+            for i in ids:
+                if not is_integer(i):
+                    raise InputError(f"expected an integer, got {i!r:.60}")
+        return cls(np.cumsum([0, *map(len, lists)]), ids)
 
     def __len__(self) -> int:
         return len(self.indptr) - 1
