@@ -221,7 +221,7 @@ class Folder:
 
         self.graph, self.least, self._load = graph, least, load
         self.cycle, self._state = Cycle.of(graph), State.of(graph)
-        self._instant = bool((self.cycle.least <= 0).any())
+        self._instant = bool((self.cycle.operation.least <= 0).any())
         by_duration = np.argsort(graph.duration, kind="stable")
         self._placed = by_duration[graph.single_resource[by_duration] >= 0]
 
@@ -256,7 +256,9 @@ class Folder:
         state.order[:] = np.argsort(phase, kind="stable")
         ids, offset = orders.sequences.ids, orders.offset
         period = int(self._load(cycle, state, ids, offset, start, self.least))
-        full = (state.level < 0) | (state.level + cycle.need > cycle.capacity)
+        full = (state.node.level < 0) | (
+            state.node.level + cycle.operation.need > cycle.operation.capacity
+        )
         if not period or full.any() or (self._instant and self._waits_for_ever(orders)):
             return None
         return Found(orders, period)

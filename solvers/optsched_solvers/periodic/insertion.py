@@ -91,7 +91,7 @@ def inserted(
     cycle: Cycle, units: Units, period: int, stop: Callable[[], bool] | None = None
 ) -> IntArray | None:
     """Starts of all operations after insertion of all units; None: no room, or told to stop."""
-    n, many = len(cycle.duration), len(units.path)
+    n, many = len(cycle.operation), len(units.path)
     sizes = (n, n, n, int(cycle.users[-1]), len(cycle.users) - 1)
     places = Places(*(np.zeros(size, np.int64) for size in sizes))
     tries = max(4, min(MAX_TRIES, MAX_WORK // (many * n + 1)))
@@ -128,8 +128,8 @@ def gap(cycle, places, i, lo, period):  # type: ignore[no-untyped-def]
 
     (-1, 0) if there is none.
     """
-    r = cycle.resource[i]
-    p = cycle.duration[i]
+    r = cycle.operation[i].resource
+    p = cycle.operation[i].duration
     count = places.filled[r]
     if count == 0:
         return (lo if p <= period else -1), 0
@@ -140,7 +140,7 @@ def gap(cycle, places, i, lo, period):  # type: ignore[no-untyped-def]
     k = rank_of(cycle, places, r, at + 1)
     for _ in range(count + 1):
         a = row[base + (k if k > 0 else count) - 1]
-        t = phase[a] + machine_weight(cycle, a, i) + shift
+        t = phase[a] + machine_weight(cycle.operation, a, i) + shift
         if k == 0:
             t -= period
         t = max(t, lo)
@@ -148,7 +148,7 @@ def gap(cycle, places, i, lo, period):  # type: ignore[no-untyped-def]
         end = phase[b] + shift
         if k == count:
             end += period
-        if t + machine_weight(cycle, i, b) <= end:
+        if t + machine_weight(cycle.operation, i, b) <= end:
             if k == count and t - shift >= period:
                 k = 0
             return t, k
@@ -166,7 +166,7 @@ def take_out(cycle, units, places, first, last):  # type: ignore[no-untyped-def]
     for u in range(first, last):
         i = units.operations[u]
         places.placed[i] = 0
-        r = cycle.resource[i]
+        r = cycle.operation[i].resource
         if r < 0:
             continue
         at = cycle.users[r] + rank_of(cycle, places, r, places.phase[i])
@@ -189,19 +189,19 @@ def pass_through(cycle, units, places, unit, begin, period):  # type: ignore[no-
     for u in range(first, units.indptr[unit + 1]):
         i = units.operations[u]
         lo, hi = -FAR, FAR
-        for e in range(cycle.into[i], cycle.into[i + 1]):
-            o = cycle.tail[e]
+        for e in range(cycle.operation[i].first_in, cycle.operation[i].end_in):
+            o = cycle.arc_in[e].other
             if places.placed[o]:
-                t = places.start[o] + cycle.tail_weight[e] - cycle.tail_tokens[e] * period
+                t = places.start[o] + cycle.arc_in[e].weight - cycle.arc_in[e].tokens * period
                 lo = max(lo, t)
         if u == first or lo == -FAR:
             lo = max(lo, begin)
-        for e in range(cycle.out[i], cycle.out[i + 1]):
-            o = cycle.head[e]
+        for e in range(cycle.operation[i].first_out, cycle.operation[i].end_out):
+            o = cycle.arc_out[e].other
             if places.placed[o]:
-                t = places.start[o] - cycle.head_weight[e] + cycle.head_tokens[e] * period
+                t = places.start[o] - cycle.arc_out[e].weight + cycle.arc_out[e].tokens * period
                 hi = min(hi, t)
-        r = cycle.resource[i]
+        r = cycle.operation[i].resource
         t, k = lo, 0
         if r >= 0:
             t, k = gap(cycle, places, i, lo, period)
@@ -212,7 +212,7 @@ def pass_through(cycle, units, places, unit, begin, period):  # type: ignore[no-
         places.start[i] = t
         places.phase[i] = t % period
         places.placed[i] = 1
-        finish = max(finish, t + cycle.duration[i])
+        finish = max(finish, t + cycle.operation[i].duration)
         if r >= 0:
             base = cycle.users[r]
             for at in range(base + places.filled[r], base + k, -1):
@@ -234,11 +234,11 @@ def insert_some(cycle, units, places, begin, end, period, tries):  # type: ignor
     for unit in range(begin, end):
         first = units.operations[units.indptr[unit]]
         follows = False
-        for e in range(cycle.into[first], cycle.into[first + 1]):
-            o = cycle.tail[e]
-            if places.placed[o] and cycle.tail_tokens[e] == 0:
+        for e in range(cycle.operation[first].first_in, cycle.operation[first].end_in):
+            o = cycle.arc_in[e].other
+            if places.placed[o] and cycle.arc_in[e].tokens == 0:
                 follows = True
-                since = max(since, places.start[o] + cycle.tail_weight[e])
+                since = max(since, places.start[o] + cycle.arc_in[e].weight)
         best_cost, best = FAR, -1
         at = since
         for _ in range(tries):

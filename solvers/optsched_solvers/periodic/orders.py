@@ -1,13 +1,13 @@
-"""An ordered cycle as arrays, compiled: who follows whom on every device, and its least period."""
+"""The orders of a cycle as records, compiled: neighbors on every device, and the least period."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numba import types
 
-from optsched.kernels.compile import INT, INTS, READ, copy, entry, helper
+from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 from optsched.model.schedule import Csr
 from optsched.solving.solution import PeriodicOrders
 
@@ -16,97 +16,95 @@ if TYPE_CHECKING:
 
 NO_LIMIT: Final = int(np.iinfo(np.int64).max) // 4
 
+# change: bytes acquired less bytes freed; need: bytes acquired, and workspace; capacity: bytes of
+# the device, `NO_LIMIT` if unlimited; least: the smallest weight of an arc out of the operation;
+# resource: -1 for none; the arcs into it are `arc_in[first_in:end_in]`, those out of it `arc_out`
+OPERATION: Final = record(
+    "duration family first_in end_in first_out end_out least resource"
+    " setup_in setup_out change need capacity"
+)
+# other: the tail of an arc in `arc_in`, the head of one in `arc_out`; weight: start to start
+ARC: Final = record("other weight tokens")
+# before, after: neighbors on the device, -1 for none; tokens: cycles that the arc to `after` spans;
+# level: bytes held when the operation begins; start: keeps all arcs at the last period found;
+# parent, through: tail and number of the arc that made the start (-1: the device's arc);
+# head, tail: longest paths from and to one critical operation at the period; rank: the number of
+# the operation on its device; key: scratch; best_after, best_tokens: the best orders
+NODE: Final = record(
+    "start before after tokens head tail parent through level rank key best_after best_tokens"
+)
+# the operations that a move reorders, in their new order; gap: tokens before each, and after the
+# last; head: longest path after the move
+MOVED: Final = record("operation gap head")
+
 
 class Cycle(NamedTuple):
-    """What never changes; per operation unless said otherwise. Weights are start to start."""
+    """The constant part of a cycle."""
 
-    duration: IntArray
-    resource: IntArray  # -1 for none
-    family: IntArray
-    setup_in: IntArray
-    setup_out: IntArray
-    change: IntArray  # bytes acquired less bytes freed
-    need: IntArray  # bytes acquired, and workspace
-    capacity: IntArray  # bytes of its device; `NO_LIMIT` where unlimited
-    least: IntArray  # the smallest weight of any arc out of it
+    operation: Any
+    arc_in: Any  # by head
+    arc_out: Any  # by tail
     users: IntArray  # indptr per resource
-    into: IntArray  # arcs by head begin here
-    tail: IntArray
-    tail_weight: IntArray
-    tail_tokens: IntArray
-    out: IntArray  # arcs by tail begin here
-    head: IntArray
-    head_weight: IntArray
-    head_tokens: IntArray
 
     @classmethod
     def of(cls, graph: Schedule) -> Cycle:
-        """Arrays of a periodic graph whose operations hold at most one resource each."""
+        """Make the records of a periodic graph with at most one resource an operation."""
         n = graph.n_operations
         tail, head, lag, distance = graph.arcs
         weight = graph.duration[tail] + lag
         memory = np.append(graph.memory, 0)[graph.single_resource]
-        least = graph.duration.copy()
-        np.minimum.at(least, tail, weight)
+        op = np.recarray(n, OPERATION)
+        for name in ("duration", "family", "setup_in", "setup_out"):
+            op[name] = getattr(graph, name)
+        op.resource = graph.single_resource
+        op.change, op.need = graph.acquire - graph.free, graph.acquire + graph.workspace
+        op.capacity = np.where(memory == 0, NO_LIMIT, memory)
+        op.least = graph.duration
+        np.minimum.at(op["least"], tail, weight)
         arcs = []
-        for end, other in ((head, tail), (tail, head)):
+        for side, end, other in (("in", head, tail), ("out", tail, head)):
             by = np.argsort(end, kind="stable")
-            indptr = np.concatenate([[0], np.cumsum(np.bincount(end, minlength=n))])
-            arcs += [indptr, other[by], weight[by], distance[by]]
-        return cls(*map(frozen, (
-            graph.duration, graph.single_resource, graph.family, graph.setup_in, graph.setup_out,
-            graph.acquire - graph.free, graph.acquire + graph.workspace,
-            np.where(memory == 0, NO_LIMIT, memory), least, graph.users.indptr, *arcs,
-        )))  # fmt: skip
+            arc = np.recarray(len(tail), ARC)
+            arc.other, arc.weight, arc.tokens = other[by], weight[by], distance[by]
+            op[f"end_{side}"] = np.cumsum(np.bincount(end, minlength=n))
+            op[f"first_{side}"] = op[f"end_{side}"] - np.bincount(end, minlength=n)
+            arcs.append(arc)
+        return cls(frozen(op), frozen(arcs[0]), frozen(arcs[1]), frozen(graph.users.indptr))
 
 
-def frozen(values: IntArray) -> IntArray:
-    """A read-only copy, contiguous: kernels know one type of array only."""
-    copied: IntArray = np.array(values, np.int64)
+def frozen(values: Any) -> Any:
+    """Return a read-only contiguous copy: kernels are compiled for one type of array only."""
+    copied = values.copy()
     copied.flags.writeable = False
     return copied
 
 
 class State(NamedTuple):
-    """Orders as lists that close on every device, and what is known about them."""
+    """Orders as closed lists on every device, with their starts and longest paths."""
 
-    before: IntArray  # neighbour on the device, -1 for none
-    after: IntArray
-    tokens: IntArray  # cycles that the arc to the one after spans
-    level: IntArray  # bytes held when the operation begins
-    start: IntArray  # times that keep all arcs at the last period found
-    order: IntArray  # operations by their time in the cycle: how soon longest paths are found
-    parent: IntArray  # who made the start, and through which arc (-1: the device's)
-    through: IntArray
-    seen: IntArray
+    node: Any
+    order: IntArray  # operations by time in the cycle: a good order to relax arcs in
     critical: IntArray  # length of the last critical cycle, then its operations in order
-    from_r: IntArray  # longest paths from one critical operation at the period, and to it
-    to_r: IntArray
-    moved: IntArray  # what a move reorders, as it then is, and tokens before each
-    gap: IntArray
-    new_head: IntArray  # longest paths after the move
-    rank: IntArray  # of the operation on its device
-    until: IntArray  # per operation and rank: until when it may not come before that one
-    best_after: IntArray  # the best order
-    best_tokens: IntArray
+    moved: Any
+    until: IntArray  # per operation and rank: move until which it is tabu before that one
 
     @classmethod
     def of(cls, graph: Schedule) -> State:
-        """Nothing known yet."""
+        """Make an empty state."""
         n = graph.n_operations
         columns = int(np.diff(graph.users.indptr).max(initial=1))
-        sizes = {"critical": n + 1, "gap": n + 1, "until": n * columns}
-        state = cls(*(np.zeros(sizes.get(name, n), np.int64) for name in cls._fields))
+        order, critical, until = (np.zeros(size, np.int64) for size in (n, n + 1, n * columns))
+        node, moved = np.recarray(n, NODE), np.recarray(n + 1, MOVED)
+        node[:] = moved[:] = 0
         for r in range(graph.n_resources):
-            row = graph.users[r]
-            state.rank[row] = np.arange(len(row))
-        return state
+            node.rank[graph.users[r]] = np.arange(len(graph.users[r]))
+        return cls(node, order, critical, moved, until)
 
     def best(self, graph: Schedule) -> PeriodicOrders:
-        """Sequences and offsets, none negative, of `best_after` with `best_tokens`."""
+        """Read sequences and offsets, none negative, of `best_after` with `best_tokens`."""
         offset = np.zeros(graph.n_operations, np.int64)
         rows = []
-        follow, spans = self.best_after.tolist(), self.best_tokens.tolist()
+        follow, spans = self.node.best_after.tolist(), self.node.best_tokens.tolist()
         for r in range(graph.n_resources):
             row = graph.users[r][:1].tolist()
             late = 0
@@ -118,48 +116,51 @@ class State(NamedTuple):
         return PeriodicOrders(Csr.of(rows), offset)
 
 
-CYCLE: Final = types.NamedUniTuple(READ, len(Cycle._fields), Cycle)
-STATE: Final = types.NamedUniTuple(INTS, len(State._fields), State)
+CYCLE: Final[Any] = types.NamedTuple(
+    (records(OPERATION, True), records(ARC, True), records(ARC, True), READ), Cycle
+)
+STATE: Final[Any] = types.NamedTuple((records(NODE), INTS, INTS, records(MOVED), INTS), State)
 
 
 @helper(counted=False, inline=True)
-def machine_weight(cycle, i, j):  # type: ignore[no-untyped-def]
-    """Least time from the start of i to the start of j right behind it on the device."""
-    if cycle.family[i] == cycle.family[j]:
-        return cycle.duration[i]
-    return cycle.duration[i] + cycle.setup_out[i] + cycle.setup_in[j]
+def machine_weight(op, i, j):  # type: ignore[no-untyped-def]
+    """Least time from the start of i to the start of its successor j on the device."""
+    if op[i].family == op[j].family:
+        return op[i].duration
+    return op[i].duration + op[i].setup_out + op[j].setup_in
 
 
 @helper(INT, CYCLE, STATE, INT)
 def longer_cycle(cycle, state, period):  # type: ignore[no-untyped-def]
-    """The longest period that a circle of parents asks for, if above `period`; else `period`.
+    """The longest period that a cycle of parents demands, if above `period`; else `period`.
 
-    -1 for one that spans no token. `critical` receives the circle.
+    -1 for a cycle without tokens. `critical` receives the cycle.
     """
-    parent, through, critical, seen = state.parent, state.through, state.critical, state.seen
-    n = len(parent)
+    op, arc, node, critical = cycle.operation, cycle.arc_in, state.node, state.critical
+    n = len(node)
     for i in range(n):
-        seen[i] = -1
+        node[i].key = -1
     longest = period
+    # invariant: `key` is the number of the path that reached an operation first, -1 for none
     for i in range(n):
-        if seen[i] >= 0:
+        if node[i].key >= 0:
             continue
         j = i
-        while j >= 0 and seen[j] == -1:
-            seen[j] = i
-            j = parent[j]
-        if j < 0 or seen[j] != i:
+        while j >= 0 and node[j].key == -1:
+            node[j].key = i
+            j = node[j].parent
+        if j < 0 or node[j].key != i:
             continue
         total, spanned, length = 0, 0, 0
         at = j
         while True:
-            source = parent[at]
-            if through[at] < 0:
-                total += machine_weight(cycle, source, at)
-                spanned += state.tokens[source]
+            source, through = node[at].parent, node[at].through
+            if through < 0:
+                total += machine_weight(op, source, at)
+                spanned += node[source].tokens
             else:
-                total += cycle.tail_weight[through[at]]
-                spanned += cycle.tail_tokens[through[at]]
+                total += arc[through].weight
+                spanned += arc[through].tokens
             length += 1
             at = source
             if at == j:
@@ -172,53 +173,50 @@ def longer_cycle(cycle, state, period):  # type: ignore[no-untyped-def]
             critical[0] = length
             for k in range(length):
                 critical[length - k] = at
-                at = parent[at]
+                at = node[at].parent
     return longest
 
 
 @helper(INT, CYCLE, STATE, INT)
 def least_period(cycle, state, floor):  # type: ignore[no-untyped-def]
-    """Least T >= floor without a circle of weight above T times its tokens; 0: there is none.
+    """Least T >= floor for which no cycle weighs more than T times its tokens; 0: there is none.
 
-    `start` may hold anything; the better it fits, the sooner it ends. It ends with starts that keep
-    all arcs at T. `critical` has length 0 if the floor holds.
+    Any `start` is allowed; a better fit needs fewer rounds. Afterwards `start` keeps all arcs at T,
+    and `critical` has length 0 if the floor is the answer.
     """
-    before, tokens = state.before, state.tokens
-    start, order, parent, through = state.start, state.order, state.parent, state.through
-    into, tail = cycle.into, cycle.tail
-    weight, spans = cycle.tail_weight, cycle.tail_tokens
-    n = len(start)
+    op, arc, node, order = cycle.operation, cycle.arc_in, state.node, state.order
+    n = len(node)
     period = floor
     state.critical[0] = 0
-    shift = start[0] if n else 0
+    shift = node[0].start if n else 0
     for i in range(n):
-        start[i] -= shift
-        parent[i] = -1
+        node[i].start -= shift
+        node[i].parent = -1
+    # invariant: no T below `period` is feasible; a start with a parent is on a path from it
     while True:
         moved = False
         for k in range(n):
             j = order[k]
-            latest = start[j]
+            latest = node[j].start
             by = -1
-            for e in range(into[j], into[j + 1]):
-                reached = start[tail[e]] + weight[e] - spans[e] * period
+            for e in range(op[j].first_in, op[j].end_in):
+                reached = node[arc[e].other].start + arc[e].weight - arc[e].tokens * period
                 if reached > latest:
                     latest = reached
                     by = e
-            i = before[j]
+            i = node[j].before
             if i >= 0:
-                reached = start[i] + machine_weight(cycle, i, j) - tokens[i] * period
+                reached = node[i].start + machine_weight(op, i, j) - node[i].tokens * period
                 if reached > latest:
-                    latest = reached
-                    parent[j] = i
-                    through[j] = -1
-                    start[j] = latest
+                    node[j].parent = i
+                    node[j].through = -1
+                    node[j].start = reached
                     moved = True
                     continue
             if by >= 0:
-                start[j] = latest
-                parent[j] = tail[by]
-                through[j] = by
+                node[j].start = latest
+                node[j].parent = arc[by].other
+                node[j].through = by
                 moved = True
         if not moved:
             return period
@@ -228,21 +226,21 @@ def least_period(cycle, state, floor):  # type: ignore[no-untyped-def]
         if found > period:
             period = found
             for i in range(n):
-                parent[i] = -1
+                node[i].parent = -1
 
 
 @helper(types.void, STATE, INT)
 def sort_by_time(state, period):  # type: ignore[no-untyped-def]
-    """Bring `order` up to date."""
-    start, order, key = state.start, state.order, state.seen
+    """Sort `order` by the present starts modulo the period (insertion sort: nearly sorted)."""
+    node, order = state.node, state.order
     n = len(order)
     for i in range(n):
-        key[i] = start[i] % period
+        node[i].key = node[i].start % period
     for k in range(1, n):
         i = order[k]
-        t = key[i]
+        t = node[i].key
         m = k
-        while m > 0 and key[order[m - 1]] > t:
+        while m > 0 and node[order[m - 1]].key > t:
             order[m] = order[m - 1]
             m -= 1
         order[m] = i
@@ -250,68 +248,75 @@ def sort_by_time(state, period):  # type: ignore[no-untyped-def]
 
 @helper(types.void, CYCLE, STATE, INT, INT, INT)
 def shift(cycle, state, u, v, step):  # type: ignore[no-untyped-def]
-    """Make a move; tokens and bytes follow."""
-    before, after, tokens, level = state.before, state.after, state.tokens, state.level
-    i = u if step > 0 else v  # who moves
-    p, s = before[u], after[v]
+    """Make a move (see `walk`); tokens and bytes follow."""
+    op, node = cycle.operation, state.node
+    i = u if step > 0 else v  # the operation that moves
+    p, s = node[u].before, node[v].after
     if s == u:  # the same order, a cycle later or earlier
-        tokens[before[i]] -= step
-        tokens[i] += step
+        node[node[i].before].tokens -= step
+        node[i].tokens += step
         x = u
         while True:
-            level[x] -= step * cycle.change[i]
-            x = after[x]
+            node[x].level -= step * op[i].change
+            x = node[x].after
             if x == u:
                 return
     spanned = 0
     x = u
     while x != v:
-        spanned += tokens[x]
-        x = after[x]
-    held = level[u]
-    tokens[before[i]] += tokens[i]
-    after[before[i]], before[after[i]] = after[i], before[i]
+        spanned += node[x].tokens
+        x = node[x].after
+    held = node[u].level
+    node[node[i].before].tokens += node[i].tokens
+    node[node[i].before].after, node[node[i].after].before = node[i].after, node[i].before
     a = v if step > 0 else p
-    b = after[a]
-    total = tokens[a]
-    tokens[a] = -spanned if step > 0 else total + spanned
-    tokens[i] = total - tokens[a]
-    after[a], before[i] = i, a
-    after[i], before[b] = b, i
-    x = after[p]
+    b = node[a].after
+    total = node[a].tokens
+    node[a].tokens = -spanned if step > 0 else total + spanned
+    node[i].tokens = total - node[a].tokens
+    node[a].after, node[i].before = i, a
+    node[i].after, node[b].before = b, i
+    x = node[p].after
     while x != s:
-        level[x] = held
-        held += cycle.change[x]
-        x = after[x]
+        node[x].level = held
+        held += op[x].change
+        x = node[x].after
+
+
+@helper(counted=False, inline=True)
+def keep_best(node):  # type: ignore[no-untyped-def]
+    """Keep the present orders as the best ones."""
+    for i in range(len(node)):
+        node[i].best_after = node[i].after
+        node[i].best_tokens = node[i].tokens
 
 
 @entry(INT, CYCLE, STATE, READ, READ, READ, INT)
 def load(cycle, state, row, offset, start, floor):  # type: ignore[no-untyped-def]
-    """Take over rows and offsets; returns their least period >= floor, 0 if they contradict arcs.
+    """Load orders; return their least period >= floor, 0 if they contradict the arcs.
 
-    Tokens are counted between equal iterations: rotations of a sequence look all the same. On every
-    device they add up to 1. The better `start` fits, and `order` with it, the sooner it ends.
-    Whether the bytes in `level` fit is for the caller to see, and whether blocks of no time wait
-    for each other.
+    Tokens are counted between equal iterations, so all rotations of a sequence are the same; on
+    every device they add up to 1. The better `start` and `state.order` fit, the sooner it ends.
+    Callers check the bytes in `level`, and blocks of no time that wait for each other.
     """
-    for i in range(len(offset)):
-        state.before[i] = state.after[i] = -1
-        state.tokens[i] = state.level[i] = 0
-        state.start[i] = start[i]
+    op, node = cycle.operation, state.node
+    for i in range(len(node)):
+        node[i].before = node[i].after = -1
+        node[i].tokens = node[i].level = 0
+        node[i].start = start[i]
     for r in range(len(cycle.users) - 1):
         begin, end = cycle.users[r], cycle.users[r + 1]
         held = 0
         for at in range(begin, end):
-            held -= offset[row[at]] * cycle.change[row[at]]
+            held -= offset[row[at]] * op[row[at]].change
         for at in range(begin, end):
             i = row[at]
             j = row[at + 1] if at + 1 < end else row[begin]
-            state.after[i], state.before[j] = j, i
-            state.tokens[i] = offset[i] - offset[j]
-            state.level[i] = held
-            held += cycle.change[i]
+            node[i].after, node[j].before = j, i
+            node[i].tokens = offset[i] - offset[j]
+            node[i].level = held
+            held += op[i].change
         if end > begin:
-            state.tokens[row[end - 1]] += 1
-    copy(state.best_after, state.after)
-    copy(state.best_tokens, state.tokens)
+            node[row[end - 1]].tokens += 1
+    keep_best(node)
     return least_period(cycle, state, floor)

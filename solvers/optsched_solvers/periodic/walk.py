@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from typing import Final
 
-import numba
-import numpy as np
 from numba import types
 
-from optsched.kernels.compile import INT, copy, entry, helper
+from optsched.kernels.compile import INT, entry, helper, record, records
 from optsched_solvers.periodic.orders import (
     CYCLE,
     NO_LIMIT,
     STATE,
+    keep_best,
     least_period,
     machine_weight,
     shift,
@@ -36,14 +35,13 @@ TRIES: Final = 50
 RUNNING, STUCK, DONE = range(3)
 """What `walk` returns: moves are left to make; none is possible; a target or patience was met."""
 
-CONTROL: Final = np.dtype([(name, np.int64) for name in (
-    "moves", "stale", "best", "value", "random", "patience", "target", "tenure", "spread",
-    "columns", "setups", "floor", "noise",  # noise: so many moves are made at random
-    "estimate", "ties", "tabus", "u", "v", "step",  # the best move so far; twice the step if tabu
-)])  # fmt: skip
-"""What a walk carries from slice to slice: counters, settings, and the move being chosen."""
-
-WALK: Final = types.Array(numba.from_dtype(CONTROL), 1, "C")
+# settings and counters of a walk, kept between calls: noise: moves left to make at random;
+# estimate, equals, tabus, u, v, step: the move being chosen, its step doubled if it is tabu
+CONTROL: Final = record(
+    "moves stale best value random patience target tenure spread columns setups floor noise"
+    " estimate equals tabus u v step"
+)
+WALK: Final = records(CONTROL)
 
 
 @helper(counted=False, inline=True)
@@ -60,47 +58,49 @@ def random_below(c, n):  # type: ignore[no-untyped-def]
 @helper(counted=False, inline=True)
 def fits(cycle, state, u, v, step):  # type: ignore[no-untyped-def]
     """Whether the memory suffices after a move."""
-    capacity = cycle.capacity[u]
+    op, node = cycle.operation, state.node
+    capacity = op[u].capacity
     if capacity == NO_LIMIT:
         return True
     i = u if step > 0 else v
-    held = state.level[u]
+    held = node[u].level
     if step < 0:
-        if held + cycle.need[i] > capacity:
+        if held + op[i].need > capacity:
             return False
-        held += cycle.change[i]
+        held += op[i].change
     x = u
     while True:
         if x != i:
-            if held + cycle.need[x] > capacity:
+            if held + op[x].need > capacity:
                 return False
-            held += cycle.change[x]
+            held += op[x].change
         if x == v:
             break
-        x = state.after[x]
-    return step < 0 or held + cycle.need[i] <= capacity
+        x = node[x].after
+    return step < 0 or held + op[i].need <= capacity
 
 
 @helper(counted=False, inline=True)
 def is_safe(cycle, state, u, v, step, period):  # type: ignore[no-untyped-def]
     """Sufficient for a move not to make operations wait for each other for ever."""
-    start = state.start
+    op, node = cycle.operation, state.node
     spanned = 0
     x = u
     while x != v:
-        spanned += state.tokens[x]
-        x = state.after[x]
+        spanned += node[x].tokens
+        x = node[x].after
     if step > 0:
-        for e in range(cycle.out[u], cycle.out[u + 1]):
-            y = cycle.head[e]
-            k = spanned - cycle.head_tokens[e]
-            if start[v] + k * period >= start[y] + cycle.least[y]:
+        for e in range(op[u].first_out, op[u].end_out):
+            arc = cycle.arc_out[e]
+            y = arc.other
+            k = spanned - arc.tokens
+            if node[v].start + k * period >= node[y].start + op[y].least:
                 return False
         return True
-    for e in range(cycle.into[v], cycle.into[v + 1]):
-        y = cycle.tail[e]
-        k = spanned - cycle.tail_tokens[e]
-        if start[y] + k * period >= start[u] + cycle.least[u]:
+    for e in range(op[v].first_in, op[v].end_in):
+        arc = cycle.arc_in[e]
+        k = spanned - arc.tokens
+        if node[arc.other].start + k * period >= node[u].start + op[u].least:
             return False
     return True
 
@@ -109,38 +109,65 @@ def is_safe(cycle, state, u, v, step, period):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
-def longest_paths(cycle, state, period, r, ahead):  # type: ignore[no-untyped-def]
-    """Longest paths at the period, from r to all (`ahead`) or from all to r."""
-    tokens, order = state.tokens, state.order
-    path, beside = (state.from_r, state.before) if ahead else (state.to_r, state.after)
-    arcs, end = (cycle.into, cycle.tail) if ahead else (cycle.out, cycle.head)
-    weight = cycle.tail_weight if ahead else cycle.head_weight
-    spans = cycle.tail_tokens if ahead else cycle.head_tokens
+def heads(cycle, state, period, r):  # type: ignore[no-untyped-def]
+    """Longest paths from r to all operations at the period."""
+    op, arc, node, order = cycle.operation, cycle.arc_in, state.node, state.order
     n = len(order)
     for i in range(n):
-        path[i] = NO_PATH
-    path[r] = 0
+        node[i].head = NO_PATH
+    node[r].head = 0
     first = 0
     while order[first] != r:
         first += 1
+    # invariant: `head` is the length of a path; no cycle is longer than 0 at the least period
     for _ in range(n):
         moved = False
         for k in range(1, n):
-            at = first + k if ahead else first + n - k
-            j = order[at if at < n else at - n]
-            longest = path[j]
-            for e in range(arcs[j], arcs[j + 1]):
-                reached = path[end[e]] + weight[e] - spans[e] * period
+            j = order[first + k if first + k < n else first + k - n]
+            longest = node[j].head
+            for e in range(op[j].first_in, op[j].end_in):
+                reached = node[arc[e].other].head + arc[e].weight - arc[e].tokens * period
                 if reached > longest:
                     longest = reached
-            i = beside[j]
+            i = node[j].before
             if i >= 0:
-                a, b = (i, j) if ahead else (j, i)
-                reached = path[i] + machine_weight(cycle, a, b) - tokens[a] * period
+                reached = node[i].head + machine_weight(op, i, j) - node[i].tokens * period
                 if reached > longest:
                     longest = reached
-            if longest > path[j]:
-                path[j] = longest
+            if longest > node[j].head:
+                node[j].head = longest
+                moved = True
+        if not moved:
+            break
+
+
+@helper(counted=False, inline=True)
+def tails(cycle, state, period, r):  # type: ignore[no-untyped-def]
+    """Longest paths from all operations to r at the period."""
+    op, arc, node, order = cycle.operation, cycle.arc_out, state.node, state.order
+    n = len(order)
+    for i in range(n):
+        node[i].tail = NO_PATH
+    node[r].tail = 0
+    first = 0
+    while order[first] != r:
+        first += 1
+    for _ in range(n):  # the invariant of `heads`
+        moved = False
+        for k in range(1, n):
+            i = order[first - k if first >= k else first - k + n]
+            longest = node[i].tail
+            for e in range(op[i].first_out, op[i].end_out):
+                reached = node[arc[e].other].tail + arc[e].weight - arc[e].tokens * period
+                if reached > longest:
+                    longest = reached
+            j = node[i].after
+            if j >= 0:
+                reached = node[j].tail + machine_weight(op, i, j) - node[i].tokens * period
+                if reached > longest:
+                    longest = reached
+            if longest > node[i].tail:
+                node[i].tail = longest
                 moved = True
         if not moved:
             break
@@ -148,72 +175,75 @@ def longest_paths(cycle, state, period, r, ahead):  # type: ignore[no-untyped-de
 
 @helper(counted=False, inline=True)
 def new_order(state, u, v, step):  # type: ignore[no-untyped-def]
-    """`moved` and `gap` of a move; returns how many operations there are."""
-    after, tokens, moved, gap = state.after, state.tokens, state.moved, state.gap
-    p = state.before[u]
-    first, last = (after[u], v) if step > 0 else (u, state.before[v])
+    """Write the operations and gaps of a move to `moved`; return their number."""
+    node, moved = state.node, state.moved
+    p = node[u].before
+    first, last = (node[u].after, v) if step > 0 else (u, node[v].before)
     spanned = 0
     k = 1 if step < 0 else 0
     x = first
-    gap[k] = tokens[p] + tokens[u]
+    moved[k].gap = node[p].tokens + node[u].tokens
     while True:
-        moved[k] = x
+        moved[k].operation = x
         k += 1
         if x == last:
             break
-        gap[k] = tokens[x]
-        spanned += tokens[x]
-        x = after[x]
+        moved[k].gap = node[x].tokens
+        spanned += node[x].tokens
+        x = node[x].after
     if step > 0:
-        spanned += tokens[u]
-        moved[k] = u
-        gap[k] = -spanned
-        gap[k + 1] = tokens[v] + spanned
+        spanned += node[u].tokens
+        moved[k].operation = u
+        moved[k].gap = -spanned
+        moved[k + 1].gap = node[v].tokens + spanned
         return k + 1
-    spanned += tokens[last]
-    moved[0] = v
-    gap[0] = tokens[p] + spanned
-    gap[1] = -spanned
-    gap[k] = tokens[last] + tokens[v]
+    spanned += node[last].tokens
+    moved[0].operation = v
+    moved[0].gap = node[p].tokens + spanned
+    moved[1].gap = -spanned
+    moved[k].gap = node[last].tokens + node[v].tokens
     return k
 
 
 @helper(counted=False, inline=True)
 def estimate(cycle, state, period, r, u, v, step):  # type: ignore[no-untyped-def]
-    """Longest closed walk through r and what moves, at the period (Balas & Vazacopoulos 1998)."""
-    moved, gap, new_head = state.moved, state.gap, state.new_head
-    i, s = state.before[u], state.after[v]
+    """Longest closed walk through r and the moved operations, at the period.
+
+    Balas & Vazacopoulos 1998: heads and tails of other operations are those before the move.
+    """
+    op, node, moved = cycle.operation, state.node, state.moved
+    i, s = node[u].before, node[v].after
     n = new_order(state, u, v, step)
     longest = NO_PATH
-    t = state.from_r[i]
+    t = node[i].head
     for k in range(n):
-        x = moved[k]
-        t += machine_weight(cycle, i, x) - gap[k] * period
-        for e in range(cycle.into[x], cycle.into[x + 1]):
-            reached = state.from_r[cycle.tail[e]]
-            reached += cycle.tail_weight[e] - cycle.tail_tokens[e] * period
+        x = moved[k].operation
+        t += machine_weight(op, i, x) - moved[k].gap * period
+        for e in range(op[x].first_in, op[x].end_in):
+            arc = cycle.arc_in[e]
+            reached = node[arc.other].head + arc.weight - arc.tokens * period
             if reached > t:
                 t = reached
         if x == r:
             longest = max(longest, t)
             t = max(t, 0)
-        new_head[k] = t
+        moved[k].head = t
         i = x
-    t = state.to_r[s]
+    t = node[s].tail
     i = s
     for k in range(n - 1, -1, -1):
-        x = moved[k]
-        t += machine_weight(cycle, x, i) - gap[k + 1] * period
-        for e in range(cycle.out[x], cycle.out[x + 1]):
-            reached = state.to_r[cycle.head[e]]
-            reached += cycle.head_weight[e] - cycle.head_tokens[e] * period
+        x = moved[k].operation
+        t += machine_weight(op, x, i) - moved[k + 1].gap * period
+        for e in range(op[x].first_out, op[x].end_out):
+            arc = cycle.arc_out[e]
+            reached = node[arc.other].tail + arc.weight - arc.tokens * period
             if reached > t:
                 t = reached
         if x == r:
             longest = max(longest, t)
             t = max(t, 0)
         else:
-            longest = max(longest, new_head[k] + t)
+            longest = max(longest, moved[k].head + t)
         i = x
     return longest
 
@@ -224,17 +254,17 @@ def estimate(cycle, state, period, r, u, v, step):  # type: ignore[no-untyped-de
 @helper(counted=False, inline=True)
 def is_tabu(state, c, u, v, step):  # type: ignore[no-untyped-def]
     """Whether a move brings back an order that was given up lately."""
-    rank, until = state.rank, state.until
+    node, until = state.node, state.until
     x = u
     while True:
         if step > 0:
-            if x != u and until[x * c.columns + rank[u]] > c.moves:
+            if x != u and until[x * c.columns + node[u].rank] > c.moves:
                 return True
-        elif x != v and until[v * c.columns + rank[x]] > c.moves:
+        elif x != v and until[v * c.columns + node[x].rank] > c.moves:
             return True
         if x == v:
             return False
-        x = state.after[x]
+        x = node[x].after
 
 
 @helper(types.void, CYCLE, STATE, WALK, INT, INT, INT, INT)
@@ -242,16 +272,16 @@ def consider(cycle, state, control, r, u, v, step):  # type: ignore[no-untyped-d
     """Keep a move if it is the best so far."""
     c = control[0]
     period = c.value
-    after = state.after
-    if after[v] == u and after[u] != v:
+    node = state.node
+    if node[v].after == u and node[u].after != v:
         return
     if not fits(cycle, state, u, v, step):
         return
-    if (after[u] != v or c.setups == 0) and not is_safe(cycle, state, u, v, step, period):
+    if (node[u].after != v or c.setups == 0) and not is_safe(cycle, state, u, v, step, period):
         return
     if c.noise > 0:
         value = random_below(c, 1 << 20)
-    elif after[v] == u:
+    elif node[v].after == u:
         value = 0
     else:
         value = estimate(cycle, state, period, r, u, v, step)
@@ -264,11 +294,11 @@ def consider(cycle, state, control, r, u, v, step):  # type: ignore[no-untyped-d
     if taken and value > c.estimate:
         return
     if taken and value == c.estimate:
-        c.ties += 1
-        if random_below(c, c.ties) > 0:
+        c.equals += 1
+        if random_below(c, c.equals) > 0:
             return
     else:
-        c.ties = 1
+        c.equals = 1
     c.estimate = value
     c.u, c.v, c.step = u, v, step
 
@@ -277,36 +307,36 @@ def consider(cycle, state, control, r, u, v, step):  # type: ignore[no-untyped-d
 def choose(cycle, state, control):  # type: ignore[no-untyped-def]
     """The best move on the critical cycle: u, v, step of control; step 0 if there is none."""
     c = control[0]
-    after, through, critical = state.after, state.through, state.critical
+    node, critical = state.node, state.critical
     length = critical[0]
-    c.step = c.ties = c.tabus = 0
+    c.step = c.equals = c.tabus = 0
     first = -1  # where a block begins
     single = -1
     for k in range(length):
         i = critical[1 + (k - 1) % length]
         j = critical[1 + k]
         j2 = critical[1 + (k + 1) % length]
-        if after[i] != j or through[j] >= 0:
+        if node[i].after != j or node[j].through >= 0:
             first = k
-            if after[j] != j2 or through[j2] >= 0:
+            if node[j].after != j2 or node[j2].through >= 0:
                 single = j
     r = critical[1 + max(first, 0)]
     if single >= 0:
         r = single
-    longest_paths(cycle, state, c.value, r, True)
-    longest_paths(cycle, state, c.value, r, False)
+    heads(cycle, state, c.value, r)
+    tails(cycle, state, c.value, r)
     if first < 0:
         for k in range(length):
             u = critical[1 + k]
-            if after[u] != u:
-                consider(cycle, state, control, r, u, after[u], 1)
+            if node[u].after != u:
+                consider(cycle, state, control, r, u, node[u].after, 1)
         return
     k = first
     while k < first + length:
         m = k
         while m + 1 < first + length:
             j = critical[1 + (m + 1) % length]
-            if after[critical[1 + m % length]] != j or through[j] >= 0:
+            if node[critical[1 + m % length]].after != j or node[j].through >= 0:
                 break
             m += 1
         if m > k:
@@ -321,7 +351,7 @@ def choose(cycle, state, control):  # type: ignore[no-untyped-def]
             if c.setups:
                 for q in range(k, m):
                     i = critical[1 + q % length]
-                    consider(cycle, state, control, r, i, after[i], 1)
+                    consider(cycle, state, control, r, i, node[i].after, 1)
         k = m + 1
 
 
@@ -329,12 +359,12 @@ def choose(cycle, state, control):  # type: ignore[no-untyped-def]
 def choose_any(cycle, state, control):  # type: ignore[no-untyped-def]
     """Any two neighbours on a device that may change places, critical or not."""
     c = control[0]
-    after = state.after
-    c.step = c.ties = c.tabus = 0
+    node = state.node
+    c.step = c.equals = c.tabus = 0
     for _ in range(TRIES):
-        u = random_below(c, len(after))
-        if after[u] >= 0 and after[u] != u:
-            consider(cycle, state, control, -1, u, after[u], 1)
+        u = random_below(c, len(node))
+        if node[u].after >= 0 and node[u].after != u:
+            consider(cycle, state, control, -1, u, node[u].after, 1)
         if c.step != 0:
             return
 
@@ -347,18 +377,18 @@ def move(cycle, state, control):  # type: ignore[no-untyped-def]
     """
     c = control[0]
     u, v, step = c.u, c.v, 1 if c.step > 0 else -1
-    rank, until = state.rank, state.until
+    node, until = state.node, state.until
     end = c.moves + c.tenure + random_below(c, c.spread + 1)
     x = u
     while True:
         if step > 0 and x != u:
-            until[u * c.columns + rank[x]] = end
+            until[u * c.columns + node[x].rank] = end
         if step < 0 and x != v:
-            until[x * c.columns + rank[v]] = end
+            until[x * c.columns + node[v].rank] = end
         if x == v:
             break
-        x = state.after[x]
-    first, last = state.after[u], state.before[v]
+        x = node[x].after
+    first, last = node[u].after, node[v].before
     shift(cycle, state, u, v, step)
     c.value = least_period(cycle, state, c.floor)
     if c.value == 0:
@@ -392,6 +422,5 @@ def walk(cycle, state, control, moves):  # type: ignore[no-untyped-def]
         if c.value < c.best:
             c.best = c.value
             c.stale = 0
-            copy(state.best_after, state.after)
-            copy(state.best_tokens, state.tokens)
+            keep_best(state.node)
     return RUNNING
