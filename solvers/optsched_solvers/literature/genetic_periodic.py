@@ -13,7 +13,6 @@ from optsched_solvers.literature.genetic import Decoder, Genetic, evolve, popula
 from optsched_solvers.periodic.construct import (
     MODULES,
     Folder,
-    busiest,
     cycles_of,
     first_orders,
     unrolled,
@@ -65,7 +64,7 @@ class JobOrders(Decoder):
 
         super().__init__(monitor, seed)
         self.graph = graph
-        self.folder = Folder(graph, monitor.lower_bound or busiest(graph))
+        self.folder = Folder(graph, monitor.lower_bound or 1)
         self.capped = bool(graph.memory.any())
         self.modes = 6 if self.capped else 64
         self.cycles = cycles_of(graph, CYCLES)

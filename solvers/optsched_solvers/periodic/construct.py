@@ -1,21 +1,19 @@
-"""First answers for cycles: list schedules of many cycles and insertion, folded into one period.
+"""First orders for cycles: list schedules of many cycles and insertion, folded into one period.
 
-A list schedule of the cycle unrolled several times settles into a rhythm; the starts of one late
-instance of every operation, seen modulo the lower bound or the rate reached, give orders whose
-least period is found exactly. It often is the lower bound itself.
+A list schedule of the cycle unrolled several times settles into a rhythm. The starts of one late
+instance of every operation, modulo the lower bound or the rate reached, give orders whose least
+period is computed exactly. It often is the lower bound itself.
 """
 
 from __future__ import annotations
 
-from itertools import chain, islice
-from time import monotonic
+from itertools import islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from optsched.errors import CyclicOrder
-from optsched.kernels.plain_python import in_python
 from optsched.model.schedule import Arcs, Csr, Schedule
 from optsched.solving.result import Result
 from optsched.solving.solution import PeriodicOrders
@@ -37,9 +35,6 @@ if TYPE_CHECKING:
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
 
-INSERTION: Final = "insertion"
-"""The construction by insertion, among the names of rules."""
-
 MODULES: Final = (
     "periodic.orders", "periodic.insertion", "optsched.kernels.list_schedule",
     "optsched.kernels.longest_path",
@@ -47,7 +42,7 @@ MODULES: Final = (
 """Modules that compile; insertion needs the first two."""
 
 CYCLES: Final = 6
-"""Of an unrolled cycle; instances from the middle on are looked at."""
+"""Length of an unrolled cycle; its second half is folded."""
 
 ROLLING: Final = (
     "fifo", "b_first", "job_lpt", "one_f_one_b", "valley", "job_spt", "f_first", "tail", "mwkr",
@@ -55,23 +50,16 @@ ROLLING: Final = (
 """Rules for unrolled cycles, those first that met the bound most often."""
 
 MAX_UNROLLED: Final = 60_000
-"""Operations of an unrolled cycle without memory caps."""
+"""Operations of an unrolled cycle without memory limits."""
 
 MAX_CAPPED: Final = 10_000
-"""With caps, where every block asks whether all that are begun can still end."""
+"""The same with memory limits, where the banker's check of every block looks at all open ones."""
 
-LOOK: Final = 3e-9
-"""Seconds for a look of a list schedule at a micro-batch."""
-
-QUICK: Final = 400
-"""Operations of a cycle that insertion and rules take in plain Python."""
-
-QUICK_TIME: Final = 0.5
-"""Seconds after which no other rule is tried in plain Python."""
+CHECK: Final = 3e-9
+"""Seconds that the banker's check spends on one micro-batch."""
 
 SLACK: Final = (1.0, 1.01, 1.02, 1.035, 1.05, 1.075, 1.1, 1.15, 1.2, 1.3, 1.5, 1.75, 2.0)
 """Lengths of the circle that insertion tries, over the lower bound."""
-
 
 ONE_BY_ONE: Final = "one job at a time"
 
@@ -99,7 +87,8 @@ class Dispatch:
         from optsched_solvers.shop.dispatch import checked_options
 
         rules, _ = checked_options(limits.options)
-        first_answers(problem.graph(), monitor, most=limits.iterations, rules=rules)
+        chosen = rules if "rules" in limits.options else None
+        first_answers(problem.graph(), monitor, most=limits.iterations, rules=chosen)
         return Result("unknown")
 
 
@@ -125,33 +114,31 @@ def first_answers(
     graph: Schedule,
     monitor: Monitor,
     most: int | None = None,
-    rules: tuple[str, ...] = (*RULES, INSERTION),
+    rules: tuple[str, ...] | None = None,
 ) -> int:
-    """Insertion and rolling rules; every improvement is told to the monitor.
+    """Report the improvements of insertion and of rolling rules to the monitor.
 
     Parameters
     ----------
     graph
         A cycle (`JobArray.graph` with ``objective="period"``); operations hold at most one
         resource each.
-    monitor
-        Takes every improvement; stops the rest when it should.
     most
         Constructions to make at most; default all.
     rules
-        Names of the rules to try; where memory is limited one job at a time comes first.
+        Names of the rules to try; default all, and insertion.
 
     Returns
     -------
     int
-        Constructions made; 0 if the kernels were not loaded in time (the monitor may have an
-        answer then, made without them).
+        Constructions made; 0 if the kernels were not loaded in time (then an answer of
+        `offer_quick` may have been reported).
     """
     if most == 0:
         return 0
     if not loaded(*MODULES) and monitor.objective is None and most is None:
         offer_quick(graph, monitor)
-    if not load(monitor, *(MODULES if INSERTION not in rules else MODULES[:2])):
+    if not load(monitor, *(MODULES if rules is not None else MODULES[:2])):
         return 0
     made, best = 0, None
     for found, source in constructions(graph, monitor, rules):
@@ -171,9 +158,9 @@ def _is_over(monitor: Monitor) -> bool:
 
 
 def offer_quick(graph: Schedule, monitor: Monitor) -> None:
-    """One job after the other, the first rule's order of one iteration, insertion, rolling rules.
+    """Offer one job after the other and the first rule's iteration repeated, in plain Python.
 
-    Made in plain Python, while the kernels are compiled.
+    For the seconds in which the kernels are compiled.
     """
     from optsched.analysis.rolling import rolling
     from optsched.model.graph import machine_orders
@@ -190,23 +177,13 @@ def offer_quick(graph: Schedule, monitor: Monitor) -> None:
         if schedule.sequences is not None and schedule.period is not None and not verify(schedule):
             orders = PeriodicOrders(schedule.sequences, schedule.offset)
             monitor.incumbent(orders, schedule.period, source)
-    if graph.n_operations > QUICK or graph.memory.any() or _is_over(monitor):
-        return
-    folder, until = Folder(graph, monitor.lower_bound or busiest(graph)), monotonic() + QUICK_TIME
-    with in_python():
-        rolled = _rolled(folder, CYCLES, RULES, monitor)
-        for found, source in chain(_inserted(folder, monitor), rolled):
-            if found is not None:
-                monitor.incumbent(found.orders, found.period, f"dispatch {source}")
-            if _is_over(monitor) or monotonic() > until:
-                return
 
 
 # orders from starts
 
 
 class Folder:
-    """Makes orders of starts, and finds out what they are worth.
+    """Make orders from starts, and compute their least period.
 
     Parameters
     ----------
@@ -226,7 +203,7 @@ class Folder:
         self._placed = by_duration[graph.single_resource[by_duration] >= 0]
 
     def fold(self, start: IntArray, period: int) -> Found | None:
-        """The orders of starts seen modulo a period, if they can be repeated and fit the memory.
+        """Order operations by start modulo a period; None if that contradicts arcs or memory.
 
         Parameters
         ----------
@@ -234,7 +211,7 @@ class Folder:
             Of one instance of every operation, at any absolute time; those of one resource may
             overlap modulo the period.
         period
-            Where to cut; the orders' own least period may be longer or shorter.
+            Where to cut; the orders' least period may be longer or shorter.
         """
         offset, phase = np.divmod(start, period)
         placed = self._placed  # of equal phases blocks of no time come first
@@ -246,35 +223,30 @@ class Folder:
     def evaluate(
         self, orders: PeriodicOrders, start: IntArray | None = None, phase: IntArray | None = None
     ) -> Found | None:
-        """The least period of orders; None for a contradiction or too little memory.
+        """Compute the least period of orders; None for a contradiction or too little memory.
 
-        It is found sooner if starts are known that nearly fit.
+        Starts that nearly fit make it faster.
         """
-        cycle, state = self.cycle, self._state
+        state, op = self._state, self.cycle.operation
         if start is None or phase is None:
             start = phase = np.zeros(self.graph.n_operations, np.int64)
         state.order[:] = np.argsort(phase, kind="stable")
         ids, offset = orders.sequences.ids, orders.offset
-        period = int(self._load(cycle, state, ids, offset, start, self.least))
-        full = (state.node.level < 0) | (
-            state.node.level + cycle.operation.need > cycle.operation.capacity
-        )
-        if not period or full.any() or (self._instant and self._waits_for_ever(orders)):
+        period = int(self._load(self.cycle, state, ids, offset, start, self.least))
+        level = state.node.level
+        if not period or (level < 0).any() or (level + op.need > op.capacity).any():
             return None
+        if self._instant:  # blocks of no time in a deadlock: no period is too short for them
+            from optsched.kernels.cycle_ratio import cycle_time
+
+            try:
+                cycle_time(self.graph, orders.sequences, orders.offset)
+            except CyclicOrder:
+                return None
         return Found(orders, period)
 
-    def _waits_for_ever(self, orders: PeriodicOrders) -> bool:
-        """Whether blocks of no time wait for each other: no period is too short for them."""
-        from optsched.kernels.cycle_ratio import cycle_time
-
-        try:
-            cycle_time(self.graph, orders.sequences, orders.offset)
-        except CyclicOrder:
-            return True
-        return False
-
     def best_fold(self, starts: IntArray, best: Found | None = None) -> Found | None:
-        """The best orders of late instances, folded at the bound, at the rates reached and between.
+        """Return the best orders of late instances, cut at the bound, at the rates and between.
 
         Parameters
         ----------
@@ -305,20 +277,21 @@ def one_by_one(graph: Schedule) -> PeriodicOrders:
 
 
 def constructions(
-    graph: Schedule, monitor: Monitor, rules: tuple[str, ...] = (*RULES, INSERTION)
+    graph: Schedule, monitor: Monitor, rules: tuple[str, ...] | None = None
 ) -> Iterator[tuple[Found | None, str]]:
-    """Constructed orders with the name of their rule, quick and likely good ones first.
+    """Yield constructed orders with the name of their rule, quick and likely good ones first.
 
-    To repeat a single iteration works whenever a list schedule of it does.
+    Repeating a single iteration works whenever a list schedule of it does.
     """
-    folder = Folder(graph, monitor.lower_bound or busiest(graph))
+    folder = Folder(graph, monitor.lower_bound or 1)
     cycles = cycles_of(graph, CYCLES)
     while cycles >= 3 and list_seconds(graph, cycles) > monitor.remaining:
         cycles -= 1
     capped = bool(graph.memory.any())
     if capped:
         yield folder.evaluate(one_by_one(graph)), ONE_BY_ONE
-    inserted = _inserted(folder, monitor) if INSERTION in rules and not capped else iter(())
+    inserted = _inserted(folder, monitor) if rules is None and not capped else iter(())
+    rules = RULES if rules is None else rules
     if cycles >= 3:
         yield from islice(inserted, 1)
         yield from _rolled(folder, cycles, rules, monitor)
@@ -329,7 +302,7 @@ def constructions(
 def _rolled(
     folder: Folder, cycles: int, rules: tuple[str, ...], monitor: Monitor
 ) -> Iterator[tuple[Found | None, str]]:
-    """List schedules of some cycles, folded, as long as another one ends in time."""
+    """Fold list schedules of several cycles, as long as the next one ends in time."""
     graph = folder.graph
     seconds = list_seconds(graph, cycles)
     dispatcher = Dispatcher(unrolled(graph, cycles), 0)
@@ -347,7 +320,7 @@ def _rolled(
 def _repeated(
     folder: Folder, rules: tuple[str, ...], monitor: Monitor
 ) -> Iterator[tuple[Found | None, str]]:
-    """List schedules of a single iteration, repeated and folded; in time as well."""
+    """Repeat and fold list schedules of a single iteration, as long as the next ends in time."""
     graph = folder.graph
     seconds = list_seconds(graph, 1)
     once = Dispatcher(unrolled(graph, 1), 0)
@@ -362,7 +335,7 @@ def _repeated(
 
 
 def _inserted(folder: Folder, monitor: Monitor) -> Iterator[tuple[Found | None, str]]:
-    """Insertion into longer and longer circles, until one has room."""
+    """Insert into longer and longer circles, until everything fits into one."""
     from optsched_solvers.periodic.insertion import Units, inserted
 
     units = Units.of(folder.graph)
@@ -370,41 +343,34 @@ def _inserted(folder: Folder, monitor: Monitor) -> Iterator[tuple[Found | None, 
         period = int(folder.least * factor)
         start = inserted(folder.cycle, units, period, lambda: _is_over(monitor))
         found = None if start is None else folder.fold(start, period)
-        yield found, INSERTION
+        yield found, "insertion"
         if found is not None:
             return
 
 
-def busiest(graph: Schedule) -> int:
-    """The load of the busiest resource, at least 1."""
-    total = np.zeros(graph.n_resources + 1, np.int64)
-    np.add.at(total, graph.single_resource, graph.duration)
-    return max(1, int(total[:-1].max(initial=0)))
-
-
 def cycles_of(graph: Schedule, most: int) -> int:
-    """How many cycles a list schedule of the unrolled graph may have to stay quick, at least 1."""
+    """Return the number of cycles, at least 1, whose list schedule stays quick."""
     operations = MAX_CAPPED if graph.memory.any() else MAX_UNROLLED
     return max(1, min(most, operations // max(1, graph.n_operations)))
 
 
 def list_seconds(graph: Schedule, cycles: int) -> float:
-    """About the seconds of one list schedule of so many cycles, at most.
+    """Estimate the seconds of one list schedule of some cycles, at most.
 
-    With workspaces every forward block asks again and again whether it may begin, which takes a
-    look at every micro-batch that is under way (`list_schedule`).
+    With workspaces the banker's check of every forward block looks at every open micro-batch, again
+    and again (`list_schedule`).
     """
     units = len(np.unique(np.stack([graph.job, graph.iteration, graph.microbatch]), axis=1).T)
-    looks = (units * cycles) ** 2 if graph.memory.any() and graph.workspace.any() else 1000
-    return LOOK * looks * graph.n_operations * cycles
+    checks = (units * cycles) ** 2 if graph.memory.any() and graph.workspace.any() else 1000
+    return CHECK * checks * graph.n_operations * cycles
 
 
 def unrolled(graph: Schedule, cycles: int) -> Schedule:
-    """The first cycles of a graph as a one-shot one; operation i of cycle c is ``c * n + i``."""
+    """Repeat a graph as a one-shot one; operation i of cycle c is ``c * n + i``."""
     n = graph.n_operations
     tail, head, lag, distance = graph.arcs
     cycle = np.arange(cycles)[:, None]
-    there = cycle + distance < cycles
+    inside = cycle + distance < cycles
     columns: dict[str, Any] = {
         key: np.tile(getattr(graph, key), cycles)
         for key in ("duration", "kind", "job", "stage", "microbatch", "family", "setup_in",
@@ -419,10 +385,10 @@ def unrolled(graph: Schedule, cycles: int) -> Schedule:
         ),
         iteration=(cycle * copies + graph.iteration).ravel(),
         arcs=Arcs(
-            (cycle * n + tail)[there],
-            ((cycle + distance) * n + head)[there],
-            np.broadcast_to(lag, there.shape)[there],
-            np.zeros(int(there.sum()), np.int64),
+            (cycle * n + tail)[inside],
+            ((cycle + distance) * n + head)[inside],
+            np.broadcast_to(lag, inside.shape)[inside],
+            np.zeros(int(inside.sum()), np.int64),
         ),
         **columns,
     )
@@ -431,7 +397,7 @@ def unrolled(graph: Schedule, cycles: int) -> Schedule:
 def _rolling(
     dispatcher: Dispatcher, n: int, rules: tuple[str, ...]
 ) -> Iterator[tuple[str, IntArray, Variant]]:
-    """Rules for an unrolled cycle: by themselves, earlier cycles first, and so among F and B."""
+    """Priorities for an unrolled cycle: the rule, then by cycle, then by cycle among F and B."""
     graph = dispatcher.graph
     cycle = np.arange(graph.n_operations) // n
     forward = graph.kind == "F"
@@ -439,12 +405,12 @@ def _rolling(
     found = [v for v in variants(graph, rules) if v.rule in ROLLING and not v.backwards]
     found.sort(key=lambda v: ROLLING.index(v.rule))
     for variant in found:
-        own = dispatcher.priority(variant)
-        yield str(variant), own, variant
+        priority = dispatcher.priority(variant)
+        yield str(variant), priority, variant
         if variant.rule == "fifo":
             continue
-        keys = (own, cycle, forward if variant.rule != "f_first" else ~forward)
+        keys = (priority, cycle, forward if variant.rule != "f_first" else ~forward)
         for k in (2, 3):
-            rank = np.empty(len(own), np.int64)
-            rank[np.lexsort((*keys[:k], late & variant.defer))] = np.arange(len(own))
+            rank = np.empty(len(priority), np.int64)
+            rank[np.lexsort((*keys[:k], late & variant.defer))] = np.arange(len(priority))
             yield f"{variant}, cycle by cycle", rank, variant

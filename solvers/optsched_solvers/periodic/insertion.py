@@ -1,9 +1,9 @@
 """Insertion into a circle of fixed length, compiled: every operation once a cycle.
 
-Modulo scheduling (Rau, 1994, without ejection): time runs round a circle of T units on every
-device. A job starts where it waits least on its way through the gaps that earlier jobs left. The
-orders found so are then evaluated exactly, which squeezes out the idle time that is left. Memory
-is not looked at: where it is limited, list schedules are better.
+Modulo scheduling (Rau, 1994, without ejection): time is a circle of T units on every device. A job
+starts where it idles least on its way through the gaps between earlier jobs. The orders found are
+then evaluated exactly, which removes idle time. Memory limits are ignored: where there are any,
+list schedules are better.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ if TYPE_CHECKING:
 FAR: Final = 1 << 60
 
 MAX_TRIES: Final = 500
-"""Starts of a unit that are tried."""
+"""Starts of a unit that are tried, at most."""
 
 MAX_WORK: Final = 40_000_000
-"""Operations looked at in one insertion of everything (a second at most), where a try of every
-unit looks at every operation once."""
+"""Operations visited in one insertion of all units (a second at most)."""
 
 SLICE: Final = 1_000_000
-"""Operations looked at between two questions whether to stop (some 10 ms)."""
+"""Operations visited between two polls of `stop` (some 10 ms)."""
 
 
 class Units(NamedTuple):
-    """What passes through the pipeline at once, in the order of insertion: jobs of most work first.
+    """Micro-batches with the updates that depend on them alone, in the order of insertion.
 
-    A micro-batch of an iteration of a job, with the updates that wait for it alone.
+    Jobs of most work are first.
     """
 
     indptr: IntArray
     operations: IntArray
-    path: IntArray  # from its first start to its last end if it never waits
+    path: IntArray  # from the first start to the last end without idle time
 
     @classmethod
     def of(cls, graph: Schedule) -> Units:
@@ -78,9 +77,9 @@ class Units(NamedTuple):
 
 
 class Places(NamedTuple):
-    """What has been inserted so far; the kernel changes it."""
+    """The operations inserted so far; written by the kernel."""
 
-    start: IntArray  # absolute; means nothing before the operation is inserted
+    start: IntArray  # absolute; undefined before the operation is inserted
     phase: IntArray  # start modulo the period
     placed: IntArray  # 0 or 1
     row: IntArray  # operations on every resource by phase, in the layout of `Cycle.users`
@@ -90,7 +89,7 @@ class Places(NamedTuple):
 def inserted(
     cycle: Cycle, units: Units, period: int, stop: Callable[[], bool] | None = None
 ) -> IntArray | None:
-    """Starts of all operations after insertion of all units; None: no room, or told to stop."""
+    """Insert all units and return the starts; None if one does not fit, or after `stop`."""
     n, many = len(cycle.operation), len(units.path)
     sizes = (n, n, n, int(cycle.users[-1]), len(cycle.users) - 1)
     places = Places(*(np.zeros(size, np.int64) for size in sizes))
@@ -111,7 +110,7 @@ PLACES: Final = types.NamedUniTuple(INTS, len(Places._fields), Places)
 
 @helper(INT, CYCLE, PLACES, INT, INT)
 def rank_of(cycle, places, r, at):  # type: ignore[no-untyped-def]
-    """How many operations of a resource begin before this phase."""
+    """The number of operations of a resource that begin before this phase."""
     low, high = 0, places.filled[r]
     while low < high:
         mid = (low + high) // 2
@@ -124,7 +123,7 @@ def rank_of(cycle, places, r, at):  # type: ignore[no-untyped-def]
 
 @helper(types.UniTuple(INT, 2), CYCLE, PLACES, INT, INT, INT)
 def gap(cycle, places, i, lo, period):  # type: ignore[no-untyped-def]
-    """Earliest start of i from lo on that its resource has room for, and the place in its row.
+    """Earliest start of i from `lo` on in a gap of its resource, and its place in the row.
 
     (-1, 0) if there is none.
     """
@@ -138,6 +137,7 @@ def gap(cycle, places, i, lo, period):  # type: ignore[no-untyped-def]
     at = lo % period
     shift = lo - at
     k = rank_of(cycle, places, r, at + 1)
+    # invariant: operation i fits into no gap before the k-th operation of the row, from `lo` on
     for _ in range(count + 1):
         a = row[base + (k if k > 0 else count) - 1]
         t = phase[a] + machine_weight(cycle.operation, a, i) + shift
@@ -181,8 +181,8 @@ def take_out(cycle, units, places, first, last):  # type: ignore[no-untyped-def]
 def pass_through(cycle, units, places, unit, begin, period):  # type: ignore[no-untyped-def]
     """Insert a unit that starts at `begin` or later, each operation at its earliest.
 
-    Returns the end of its last operation; or minus the least by which it must start later (about)
-    to fit, and has changed nothing.
+    Returns the end of its last operation. If it does not fit, nothing is inserted, and the result
+    is minus a delay of `begin` after which it may fit.
     """
     first = units.indptr[unit]
     finish = -1
@@ -224,9 +224,9 @@ def pass_through(cycle, units, places, unit, begin, period):  # type: ignore[no-
 
 @entry(BOOL, CYCLE, UNITS, PLACES, INT, INT, INT, INT)
 def insert_some(cycle, units, places, begin, end, period, tries):  # type: ignore[no-untyped-def]
-    """Insert units from one to before another, each where it waits least; False: one has no room.
+    """Insert units `begin` to `end - 1`, each where it idles least; False if one does not fit.
 
-    What follows an earlier unit of its job begins as soon as it can instead.
+    A unit that depends on an earlier unit of its job begins as soon as possible instead.
     """
     since = 0
     if begin > 0:

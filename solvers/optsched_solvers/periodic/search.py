@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -32,25 +31,25 @@ NOISE: Final = (5, 20)
 """Random moves at the beginning of a walk: at least, below."""
 
 WORSE: Final = 0.002
-"""A walk goes on from where the last one ended if that is worse by at most this share."""
+"""A walk starts where the last one ended if that is worse by at most this share."""
 
 RETURN: Final = 20
-"""Every so many walks the search goes back to the best order."""
+"""Number of walks after which the search returns to the best orders."""
 
 TENURE: Final = (12, 6)
-"""Moves for which a pair may not go back to its order: at least, and how many more."""
+"""Moves for which a pair is tabu: at least, and the range of the random part."""
 
-SLICE: Final = 0.012
-"""Seconds that a slice of moves takes, between two looks at the monitor."""
+SLICE: Final = 3600
+"""Operations times moves of a slice, some 10 ms: the monitor is polled between slices."""
 
 STUCK_COST: Final = 100
-"""Moves that a walk costs which cannot make any."""
+"""Moves counted for a walk that cannot make any."""
 
 _ANY: Final = 1 << 60
 
 
 def solve(problem: Problem, limits: Limits, monitor: Monitor, patience: int = PATIENCE) -> Result:
-    """Walk from the best known orders, or from constructed ones, until a limit.
+    """Walk from the monitor's orders, or from constructed ones, until a limit.
 
     One iteration is one move (or one construction). Nothing is ever proved.
     """
@@ -63,9 +62,9 @@ def solve(problem: Problem, limits: Limits, monitor: Monitor, patience: int = PA
 
 def begin(problem: Problem, limits: Limits, monitor: Monitor) -> None:
     """Constructed and hand-made orders; at least one job after the other, which always fits."""
-    wanted = monitor.solution is None and limits.iterations != 0
+    is_new = monitor.solution is None and limits.iterations != 0
     first_orders(problem, limits, monitor)
-    if wanted:
+    if is_new:
         hand_made.offer(problem, monitor)
 
 
@@ -80,7 +79,7 @@ class CycleWalk:
     graph
         Periodic; at most one resource per operation.
     seed
-        Of the walk's own random numbers.
+        Of the walk's random numbers.
     floor
         A lower bound of the period, at least 1.
     """
@@ -150,12 +149,11 @@ class _Search:
         self.left = limits.iterations  # moves
         self.walk = CycleWalk(graph, limits.seed, max(1, monitor.lower_bound or 1))
         self.random = np.random.default_rng(limits.seed)
-        self.speed = 3e5 / max(1, graph.n_operations)  # moves a second: a careful first guess
         self.known: PeriodicOrders | None = None
         self.known_value = _ANY
 
     def run(self) -> None:
-        """Walk from the best orders, then again and again from near where the last walk ended."""
+        """Walk from the best orders, then again and again from near the end of the last walk."""
         self.take_over()
         assert self.known is not None
         base, value = self.known, self.known_value
@@ -170,22 +168,18 @@ class _Search:
             noise = int(self.random.integers(*NOISE))
 
     def explore(self, base: PeriodicOrders, noise: int) -> tuple[PeriodicOrders, int] | None:
-        """One walk; its best orders and their period, None if it made no move."""
+        """Walk once; return the best orders and their period, None if no move was made."""
         from optsched_solvers.periodic.walk import RUNNING
 
         walk = self.walk
         walk.load(base, noise)
         first, status = walk.moves, RUNNING
         while status == RUNNING and not self.is_over():
-            moves = max(4, int(self.speed * SLICE))
+            moves, before = max(4, SLICE // max(1, self.graph.n_operations)), walk.moves
             if self.left is not None:
                 moves = min(moves, self.left)
-            before, begun = walk.moves, time.perf_counter()
             status = walk.run(moves, patience=self.patience, target=self.target)
-            made, spent = walk.moves - before, time.perf_counter() - begun
-            if made > 3 and spent > 0:
-                self.speed = made / spent
-            self.spend(made)
+            self.spend(walk.moves - before)
             if walk.best < self.known_value and not self.report():
                 return None
         if walk.moves == first:
@@ -194,10 +188,7 @@ class _Search:
         return walk.best_orders(), walk.best
 
     def report(self) -> bool:
-        """Tell the monitor of new best orders; False if, after all, they wait for ever.
-
-        Operations of no duration can: no period is too short for them.
-        """
+        """Report new best orders; False if blocks of no time turn out to be in a deadlock."""
         orders = self.walk.best_orders()
         try:
             period = cycle_time(self.graph, orders.sequences, orders.offset).period
@@ -208,7 +199,7 @@ class _Search:
         return True
 
     def take_over(self) -> bool:
-        """Whether another engine has found better orders, which are the best known then."""
+        """Adopt the monitor's orders if they are better; with counted moves only at the start."""
         if self.known is not None and self.left is not None:
             return False
         value, answer = self.monitor.best

@@ -27,10 +27,10 @@ from optsched_solvers.periodic.orders import (
 NO_PATH: Final = -(1 << 60)
 
 REACH: Final = 20
-"""How many operations a move passes at most."""
+"""Operations that a move passes, at most."""
 
 TRIES: Final = 50
-"""Places to look at for a random move."""
+"""Pairs that are tried for a random move."""
 
 RUNNING, STUCK, DONE = range(3)
 """What `walk` returns: moves are left to make; none is possible; a target or patience was met."""
@@ -82,7 +82,7 @@ def fits(cycle, state, u, v, step):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def is_safe(cycle, state, u, v, step, period):  # type: ignore[no-untyped-def]
-    """Sufficient for a move not to make operations wait for each other for ever."""
+    """A sufficient condition for a move to keep the orders free of deadlocks."""
     op, node = cycle.operation, state.node
     spanned = 0
     x = u
@@ -253,7 +253,7 @@ def estimate(cycle, state, period, r, u, v, step):  # type: ignore[no-untyped-de
 
 @helper(counted=False, inline=True)
 def is_tabu(state, c, u, v, step):  # type: ignore[no-untyped-def]
-    """Whether a move brings back an order that was given up lately."""
+    """Whether a move restores an order that was changed recently."""
     node, until = state.node, state.until
     x = u
     while True:
@@ -357,7 +357,7 @@ def choose(cycle, state, control):  # type: ignore[no-untyped-def]
 
 @helper(types.void, CYCLE, STATE, WALK)
 def choose_any(cycle, state, control):  # type: ignore[no-untyped-def]
-    """Any two neighbours on a device that may change places, critical or not."""
+    """Any two neighbors on a device that may change places, critical or not."""
     c = control[0]
     node = state.node
     c.step = c.equals = c.tabus = 0
@@ -371,10 +371,7 @@ def choose_any(cycle, state, control):  # type: ignore[no-untyped-def]
 
 @helper(types.void, CYCLE, STATE, WALK)
 def move(cycle, state, control):  # type: ignore[no-untyped-def]
-    """Make the chosen move, and forbid to undo it for a while.
-
-    Taken back at once if operations then wait for each other for ever.
-    """
+    """Make the chosen move, and make its reverse tabu; undo it if it leads to a deadlock."""
     c = control[0]
     u, v, step = c.u, c.v, 1 if c.step > 0 else -1
     node, until = state.node, state.until
@@ -401,8 +398,9 @@ def move(cycle, state, control):  # type: ignore[no-untyped-def]
 
 @entry(INT, CYCLE, STATE, WALK, INT)
 def walk(cycle, state, control, moves):  # type: ignore[no-untyped-def]
-    """Up to so many moves; `RUNNING`, `STUCK` or `DONE`."""
+    """Make moves until a limit; return `RUNNING`, `STUCK` or `DONE`."""
     c = control[0]
+    # invariant: `value` is the least period of the present orders, at which `start` keeps all arcs
     for _ in range(moves):
         if c.best <= c.target or c.stale >= c.patience:
             return DONE
