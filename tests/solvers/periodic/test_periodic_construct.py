@@ -136,24 +136,8 @@ def test_compiled_period_is_the_evaluators(rng: Random) -> None:
         assert cycle_time(graph, orders.sequences, orders.offset).period == found.period
 
 
-@pytest.mark.parametrize("side", ["out", "in"])
-def test_insertion_leaves_room_for_switches(side: str) -> None:
-    """Whatever the circle's length, its own orders need no more."""
-    for seed in range(6):
-        rng = Random(seed)
-        switch = [[rng.randint(0, 300)] * 3 for _ in range(7)]
-        array = mixed(7, 3, seed, switch=switch, switch_on=side)
-        graph = array.graph()
-        for tenths in range(8, 20):
-            period = array.lower_bound() * tenths // 10
-            starts = inserted(Cycle.of(graph), Units.of(graph), period)
-            if starts is not None:
-                found = Folder(graph).fold(starts, period)
-                assert found is not None and found.period <= period
-
-
 @seeds(2, 5)
-def test_insertion_looks_up_now_and_then(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insertion_stops_between_slices(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In slices as in one go; a stop ends it after the first slice."""
     array = mixed(7 + seed, 5, seed, switch=10)
     graph = array.graph()
@@ -161,10 +145,10 @@ def test_insertion_looks_up_now_and_then(seed: int, monkeypatch: pytest.MonkeyPa
     period = 3 * array.lower_bound() // 2
     whole = inserted(*given, period)
     monkeypatch.setattr(insertion, "SLICE", 1)
-    asked: list[bool] = []
-    sliced = inserted(*given, period, lambda: bool(asked.append(True)))
+    polled: list[bool] = []
+    sliced = inserted(*given, period, lambda: bool(polled.append(True)))
     assert np.array_equal(sliced, whole)
-    assert whole is not None and len(asked) == len(given[1].path) - 1
+    assert whole is not None and len(polled) == len(given[1].path) - 1
     assert inserted(*given, period, lambda: True) is None
 
 
@@ -202,7 +186,7 @@ def test_tiny_idle_and_long_arrays(solver: str, caps: bool) -> None:
 
 @seeds(2, 5)
 def test_answers_while_kernels_are_compiled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One job after the other, a rule's order repeated, and then what is near to the bound."""
+    """One job after the other, and a rule's order repeated."""
     monkeypatch.setattr("optsched_solvers.periodic.construct.loaded", lambda *_: False)
     monkeypatch.setattr("optsched_solvers.periodic.construct.load", lambda *_: False)
     draw = np.random.default_rng(seed)
@@ -210,6 +194,5 @@ def test_answers_while_kernels_are_compiled(seed: int, monkeypatch: pytest.Monke
     array = JobArray(times, 2 * times, lag_forward=1, update=1, objective="period")
     monitor = checked(array)
     assert first_answers(array.graph(), monitor) == 0
-    serial, ruled, *better = [event.objective for event in monitor.history if event.objective]
+    serial, ruled = [event.objective for event in monitor.history if event.objective]
     assert serial is not None and ruled is not None and ruled < 0.8 * serial
-    assert min(ruled, *better) <= 1.1 * array.lower_bound()  # type: ignore[type-var]

@@ -22,7 +22,7 @@ from optsched.solving.solution import PeriodicOrders
 from optsched.testing.random_problems import random_rolling
 from optsched_solvers.periodic.orders import Cycle, State, least_period, load, shift
 from optsched_solvers.periodic.search import CycleWalk
-from optsched_solvers.periodic.walk import longest_paths
+from optsched_solvers.periodic.walk import heads, tails
 from optsched_solvers.shop import hand_made
 
 SEEDS = st.integers(0, 10**6)
@@ -64,9 +64,10 @@ def feasible_walk(array: JobArray, rng: random.Random) -> CycleWalk:
 def levels(graph: Schedule, state: State) -> list[int]:
     """Bytes held before every operation, anew from orders and offsets."""
     fresh = State.of(graph)
-    orders = state._replace(best_after=state.after, best_tokens=state.tokens).best(graph)
-    loaded(graph, fresh, orders)
-    found: list[int] = fresh.level.tolist()
+    node = state.node.copy()
+    node.best_after, node.best_tokens = node.after, node.tokens
+    loaded(graph, fresh, state._replace(node=node).best(graph))
+    found: list[int] = fresh.node.level.tolist()
     return found
 
 
@@ -97,7 +98,7 @@ def test_least_period_is_the_cycle_ratio(seed: int) -> None:
         return
     assert value_of(graph, state.best(graph)) == found
     for tail, head, lag, distance in zip(*graph.arcs, strict=True):
-        start, end = state.start[tail] + graph.duration[tail], state.start[head]
+        start, end = state.node.start[tail] + graph.duration[tail], state.node.start[head]
         assert end + distance * found >= start + lag
     assert found == 1 or 1 <= state.critical[0] <= graph.n_operations
 
@@ -110,7 +111,7 @@ def test_a_floor_changes_nothing_above_it(seed: int) -> None:
     cycle, state = walk.cycle, walk.state
     period = least_period(cycle, state, 1)
     for floor in (period - 1, period, period + 7):
-        state.start[:] = [rng.randint(-50, 50) for _ in state.start]
+        state.node.start = [rng.randint(-50, 50) for _ in state.node]
         assert least_period(cycle, state, max(1, floor)) == max(1, floor, period)
 
 
@@ -119,23 +120,23 @@ def test_shifts_are_undone_and_keep_count_of_memory(seed: int) -> None:
     """An operation moved along its device, across the end of the cycle too, and back."""
     rng = random.Random(seed)
     walk = feasible_walk(random_array(seed, 1), rng)
-    graph, cycle, state = walk.graph, walk.cycle, walk.state
-    watched = (state.before, state.after, state.tokens, state.level)
+    graph, cycle, state, node = walk.graph, walk.cycle, walk.state, walk.state.node
+    watched = (node.before, node.after, node.tokens, node.level)
     for _ in range(10):
         before = [column.copy() for column in watched]
         u = rng.randrange(graph.n_operations)
         ring = [u]
-        while (x := int(state.after[ring[-1]])) != u:
+        while (x := int(node.after[ring[-1]])) != u:
             ring.append(x)
         if len(ring) == 1:
             continue
         v = ring[rng.randint(1, max(1, len(ring) - 2))]
-        first, last = int(state.after[u]), int(state.before[v])
+        first, last = int(node.after[u]), int(node.before[v])
         step = rng.choice((1, -1))
         shift(cycle, state, u, v, step)
-        assert state.after[v] == u or len(ring) == 2
-        assert state.level.tolist() == levels(graph, state)
-        assert state.tokens[ring].sum() == 1
+        assert node.after[v] == u or len(ring) == 2
+        assert node.level.tolist() == levels(graph, state)
+        assert node.tokens[ring].sum() == 1
         if step > 0:
             shift(cycle, state, first, u, -1)
         else:
@@ -154,9 +155,9 @@ def test_heads_and_tails_are_longest_paths(seed: int) -> None:
         (t, h, int(graph.duration[t]) + lag - d * period)
         for t, h, lag, d in zip(*(column.tolist() for column in graph.arcs), strict=True)
     ]
-    for i, j in enumerate(state.after.tolist()):
+    for i, j in enumerate(state.node.after.tolist()):
         if j >= 0:
-            arcs.append((i, j, int(graph.duration[i]) - int(state.tokens[i]) * period))
+            arcs.append((i, j, int(graph.duration[i]) - int(state.node.tokens[i]) * period))
     n, r = graph.n_operations, int(state.critical[1])
     far = -(10**15)
     head, tail = [far] * n, [far] * n
@@ -165,8 +166,9 @@ def test_heads_and_tails_are_longest_paths(seed: int) -> None:
         for i, j, weight in arcs:
             head[j] = max(head[j], head[i] + weight)
             tail[i] = max(tail[i], tail[j] + weight)
-    for ahead, right, found in ((True, head, state.from_r), (False, tail, state.to_r)):
-        longest_paths(cycle, state, period, r, ahead)
+    heads(cycle, state, period, r)
+    tails(cycle, state, period, r)
+    for right, found in ((head, state.node.head), (tail, state.node.tail)):
         reached = [i for i in range(n) if right[i] > far // 2]
         assert [right[i] for i in reached] == found[reached].tolist()
     assert sorted(state.order.tolist()) == list(range(n))
@@ -207,18 +209,8 @@ def test_a_walk_does_not_depend_on_slices() -> None:
         walk.load(serial(array), noise=4)
         for _ in range(200 // cut):
             walk.run(cut)
-        ends.append((walk.value, walk.best, walk.moves, walk.state.after.tolist()))
+        ends.append((walk.value, walk.best, walk.moves, walk.state.node.after.tolist()))
     assert ends[0] == ends[1] == ends[2]
-
-
-def test_zero_bubble_needs_the_period() -> None:
-    """One job of F, I and W blocks with 2(S - s) - 1 activations: no device ever idles."""
-    stages, n = 4, 8
-    array = JobArray([[5] * stages], [[5] * stages], weight=[[5] * stages], micro_batches=n,
-                     activation=1, memory=[2 * (stages - v) - 1 for v in range(stages)],
-                     objective="period")  # fmt: skip
-    result = optsched.solve(array, "auto", time_limit=600)
-    assert result.status == "optimal" and result.objective == 15 * n
 
 
 def in_flight_array() -> JobArray:
@@ -290,13 +282,3 @@ def test_chimera_is_offered_to_rolling_jobs(seed: int) -> None:
     tight = Monitor(Limits(iterations=1))
     hand_made.offer(rolling.replace(memory=int(array.activation.max())), tight)
     assert tight.objective is None
-
-
-def test_auto_is_no_worse_than_rolling_chimera() -> None:
-    """Where list schedules are worse by a fifth."""
-    array = JobArray(
-        [[3, 2, 6, 1]], [[1, 1, 3, 3]], activation=[[1, 5, 5, 4]], micro_batches=12,
-        memory=[6, 20, 20, 6], microbatch_order="free", objective="period", place=[both_ways(12)],
-    )  # fmt: skip
-    result = optsched.solve(array, "auto", iterations=1, workers=1)
-    assert result.objective is not None and result.objective <= 76
