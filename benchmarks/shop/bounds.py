@@ -31,7 +31,8 @@ from optsched.solving.monitor import Monitor
 from optsched.solving.solver import solver
 from optsched_solvers.literature import giffler_thompson
 from optsched_solvers.shop.proof import one_machine, pipeline_bounds
-from optsched_solvers.shop.proof.destructive import destructive
+from optsched_solvers.shop.proof.destructive import Climb
+from optsched_solvers.shop.proof.tree import DisjunctiveTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +56,9 @@ def of_graph(graph: Schedule, best: int) -> Bounds:
     monitor.bound(lower)
     pipeline_bounds.improve(graph, monitor, iterations=40)
     found["pipeline"] = monitor.lower_bound or 0
-    found["destructive"] = destructive(graph, best, lower=lower, iterations=SHAVES)
+    climb = Climb(DisjunctiveTree(graph), lower, best)
+    climb.work(SHAVES)
+    found["destructive"] = climb.lower
     return found
 
 

@@ -52,18 +52,18 @@ def kernels() -> None:
 def _kernels(name: str, rule: str, copies: Sequence[Problem]) -> None:
     """Of equal problems, because a problem keeps its graph and bounds."""
     from optsched.kernels import longest_path
-    from optsched_solvers.shop import dispatch
+    from optsched_solvers.shop.rules import Dispatcher, Variant
 
     graph = copies[0].graph()
-    schedule = dispatch.run(graph, rule)
-    assert schedule is not None
-    sequences = schedule.sequences
+    found = Dispatcher(graph, 0).sequences(Variant(rule))
+    assert found is not None
+    sequences = found[0]
     for copy in copies[:11]:
         copy.graph()
     built, fresh = iter(copies[:11]), iter(copies[11:])
     calls: dict[str, Callable[[], object]] = {
         "graph": lambda: next(fresh).graph(),
-        "rule": lambda: dispatch.run(graph, rule),
+        "rule": lambda: Dispatcher(graph, 0).sequences(Variant(rule)),
         "evaluation": lambda: longest_path.evaluate(graph, sequences),
         "bounds": lambda: next(built).lower_bound(),
     }

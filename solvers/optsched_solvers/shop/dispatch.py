@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.solving.result import Result
-from optsched_solvers.shop.rules import (
-    RULES,
-    run,
-    supported_graph,
-    supported_objective,
-    try_rules,
-)
+from optsched_solvers.shop.rules import RULES, supported_graph, supported_objective, try_rules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +20,6 @@ if TYPE_CHECKING:
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
     from optsched.solving.solver import Support
-
-__all__ = ["RULES", "Dispatch", "run"]
 
 
 class Dispatch:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optsched.errors import CyclicOrder, InputError
+from optsched.errors import CyclicOrder
 from optsched.model.graph import evaluate, machine_orders, scheduled
-from optsched.model.schedule import NO_DEADLINE, Csr, Objective
+from optsched.model.schedule import NO_DEADLINE, Csr
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, loaded
 
@@ -51,61 +51,6 @@ class Variant(NamedTuple):
         marks = [self.rule, "active" if self.active else "non-delay"]
         marks += ["backwards"] * self.backwards + ["deferred updates"] * self.defer
         return " ".join(marks)
-
-
-def run(
-    graph: Schedule,
-    rule: str = "mwkr",
-    active: bool = False,
-    *,
-    backwards: bool = False,
-    defer: bool = False,
-    seed: int = 0,
-) -> Schedule | None:
-    """One list schedule.
-
-    Parameters
-    ----------
-    graph
-        A disjunctive graph (or schedule: its orders are ignored) whose operations hold at most one
-        resource each.
-    rule
-        One of `RULES`; the pipeline rules need operations of kind F and B or I.
-    active
-        Giffler-Thompson (active) instead of non-delay.
-    backwards
-        Dispatch the time-mirrored problem and mirror its orders.
-    defer
-        Weight-gradient and update blocks only when nothing else is ready.
-    seed
-        For ``rule="random"``.
-
-    Returns
-    -------
-    Schedule or None
-        The semi-active schedule, or None where the rule gets stuck on memory or misses a deadline.
-
-    Raises
-    ------
-    InputError
-        Unknown rule, or a rule that does not fit the graph.
-    """
-    if rule not in RULES:
-        raise InputError(f"rule: there is no {rule!r:.60}; there are {', '.join(RULES)}")
-    support = supported_graph(graph)
-    if not support:
-        raise InputError(f"dispatch: {support.reason}")
-    if rule in PIPELINE_RULES and not is_pipeline(graph):
-        raise InputError(f"rule: {rule} needs operations of kind F and B (or I)")
-    found = Dispatcher(graph, seed).sequences(Variant(rule, active, backwards, defer))
-    if found is None:
-        return None
-    sequences, start = found
-    value = int((start + graph.duration).max(initial=0))
-    return graph.with_orders(
-        sequences, start, Objective("makespan", value, None, "feasible"),
-        {"solver": "dispatch", "rule": rule, "active": active, "seed": seed},
-    )  # fmt: skip
 
 
 def supported_graph(graph: Schedule) -> Support:

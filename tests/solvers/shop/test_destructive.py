@@ -13,7 +13,7 @@ from optsched import JobArray, JobShop, Schedule
 from optsched.model.bounds import makespan_bound
 from optsched.testing.brute_force import best_makespan
 from optsched.testing.random_problems import random_array, random_graph
-from optsched_solvers.shop.proof.destructive import Climb, destructive
+from optsched_solvers.shop.proof.destructive import Climb
 from optsched_solvers.shop.proof.tree import DisjunctiveTree
 
 INSTANCES = Path(__file__).parents[3] / "instances" / "jobshop"
@@ -28,6 +28,16 @@ def small_graph(seed: int) -> Schedule | None:
     return graph if orders <= 6000 else None
 
 
+def climbed(graph: Schedule, upper: int, nodes: int | None = None) -> int:
+    """The bound of a climb towards `upper`."""
+    lower = makespan_bound(graph)
+    if lower >= upper:
+        return upper
+    climb = Climb(DisjunctiveTree(graph), lower, upper)
+    climb.work(nodes)
+    return climb.lower
+
+
 @seeds(30, 150)
 def test_never_above_the_optimum_and_exact_in_the_end(seed: int) -> None:
     """Any limit gives a bound, no limit the optimum, `upper` never matters from above."""
@@ -36,34 +46,26 @@ def test_never_above_the_optimum_and_exact_in_the_end(seed: int) -> None:
         return
     best = best_makespan(graph)
     if best is None:
-        assert destructive(graph, 60) == 60  # nothing is feasible
+        assert climbed(graph, 60) == 60  # nothing is feasible
         return
     for nodes in (0, 7, 50):
-        assert makespan_bound(graph) <= destructive(graph, best + 5, iterations=nodes) <= best
-    assert destructive(graph, best + 5) == best
-    assert destructive(graph, best - 1) == best - 1 or best == 0
+        assert makespan_bound(graph) <= climbed(graph, best + 5, nodes) <= best
+    assert climbed(graph, best + 5) == best
+    assert climbed(graph, best - 1) == best - 1 or best == 0
 
 
-def test_bounds_rise_and_are_told() -> None:
-    """Every new bound is told once, ascending, the last one returned; ft06 has 55."""
-    told: list[int] = []
+def test_bounds_rise_until_stopped() -> None:
+    """Every new bound is reported once, ascending; `stop` is called between slices."""
+    bounds: list[int] = []
     graph = JobShop.read(INSTANCES / "ft06.txt").graph()
-    assert destructive(graph, 70, on_bound=told.append) == 55
-    assert told == sorted(set(told)) and told[-1] == 55
-
-
-def test_stop_is_asked() -> None:
-    """A stopping caller gets what is known so far."""
+    climb = Climb(DisjunctiveTree(graph), 0, 70, on_bound=bounds.append)
+    assert climb.work() and climb.lower == 55
+    assert bounds == sorted(set(bounds)) and bounds[-1] == 55
+    calls: list[int] = []
     graph = JobShop.read(INSTANCES / "ft10.txt").graph()
-    asked: list[int] = []
-
-    def stop() -> bool:
-        asked.append(1)
-        return len(asked) > 10
-
-    assert makespan_bound(graph) <= destructive(graph, 930, stop=stop) <= 930
-    assert 10 < len(asked) < 20
-    assert destructive(graph, 930, seconds=0.0) >= makespan_bound(graph)
+    tree = DisjunctiveTree(graph, stop=lambda: len(calls) > 9 or bool(calls.append(1)))
+    assert not Climb(tree, makespan_bound(graph), 930).work()
+    assert len(calls) == 10
 
 
 def test_work_in_pieces_is_the_same_work() -> None:
@@ -77,7 +79,7 @@ def test_work_in_pieces_is_the_same_work() -> None:
         schedules: list[int] = []
         tree = DisjunctiveTree(array.graph())
         climb = Climb(
-            tree, 0, tree.horizon, on_schedule=lambda _, value, told=schedules: told.append(value)
+            tree, 0, tree.horizon, on_schedule=lambda _, value, found=schedules: found.append(value)
         )
         while not climb.work(piece):
             pass

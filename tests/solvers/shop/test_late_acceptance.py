@@ -140,18 +140,6 @@ def test_what_is_offered_is_one_job() -> None:
     assert several.objective is None
 
 
-@pytest.mark.parametrize(("stages", "micro_batches"), [(2, 4), (4, 4), (4, 12), (6, 6)])
-def test_chimera_is_offered_on_its_graph(stages: int, micro_batches: int) -> None:
-    """A graph of two directions: the order in slots is Chimera's, with the same makespan."""
-    rng = Random(stages)
-    times = [[rng.randint(1, 9) for _ in range(stages)]]
-    job = JobArray(times, times, micro_batches=micro_batches, update=2, activation=1)
-    made = pipelines.chimera(job)
-    monitor = Monitor(Limits(iterations=1))
-    hand_made.offer(made.graph(), monitor)
-    assert monitor.objective == made.makespan and monitor.solution == made.sequences
-
-
 @pytest.mark.slow
 def test_stops_at_its_limits() -> None:
     """Patience, and the time of the call."""

@@ -16,18 +16,37 @@ from optsched import Csr, JobArray, Resource, Schedule, verify
 from optsched.errors import InputError
 from optsched.kernels import list_schedule, plain_python
 from optsched.model.graph import evaluate
+from optsched.model.schedule import Objective
 from optsched.testing.random_problems import random_array, random_graph
-from optsched_solvers.shop import dispatch
-from optsched_solvers.shop.rules import PIPELINE_RULES, SHOP_RULES, is_pipeline, order_of
+from optsched_solvers.shop.rules import (
+    PIPELINE_RULES,
+    SHOP_RULES,
+    Dispatcher,
+    Variant,
+    is_pipeline,
+    order_of,
+)
 
 MODES = list(product((False, True), (False, True), (False, True)))  # active, backwards, defer
+
+
+def by_rule(
+    graph: Schedule, rule: str, active: bool = False, backwards: bool = False, defer: bool = False,
+    seed: int = 0,
+) -> Schedule | None:  # fmt: skip
+    """The list schedule of a rule; None if it gets stuck."""
+    found = Dispatcher(graph, seed).sequences(Variant(rule, active, backwards, defer))
+    if found is None:
+        return None
+    value = int((found[1] + graph.duration).max(initial=0))
+    return graph.with_orders(*found, Objective("makespan", value, None, "feasible"), {})
 
 
 def all_schedules(graph: Schedule) -> list[Schedule]:
     """What every rule gives in every mode, without the failures."""
     rules = (*PIPELINE_RULES, *SHOP_RULES) if is_pipeline(graph) else SHOP_RULES
     found = [
-        dispatch.run(graph, rule, active, backwards=backwards, defer=defer)
+        by_rule(graph, rule, active, backwards, defer)
         for rule in rules
         for active, backwards, defer in MODES
     ]
@@ -69,7 +88,7 @@ def test_any_graph(rng: Random) -> None:
 def test_non_delay_never_idles(rng: Random, rule: str) -> None:
     """No machine waits while an operation could start and end... at all: it must start now."""
     graph = random_shop(rng, 5, 3).graph()
-    schedule = dispatch.run(graph, rule)
+    schedule = by_rule(graph, rule)
     assume(schedule is not None)
     assert schedule is not None and schedule.start is not None and schedule.sequences is not None
     end = schedule.end.tolist()
@@ -105,7 +124,7 @@ def test_the_source_as_python_is_the_same(rng: Random, active: bool, first_come:
 def test_a_given_order_is_kept(rng: Random) -> None:
     """Decoded, the orders of a schedule give that schedule again."""
     graph = rng.choice([random_array(rng).graph(), random_graph(rng, 7, gangs=False)])
-    schedule = dispatch.run(graph, "random", seed=rng.randrange(99))
+    schedule = by_rule(graph, "random", seed=rng.randrange(99))
     assume(schedule is not None)
     assert schedule is not None and schedule.sequences is not None and schedule.start is not None
     rank = np.argsort(order_of(graph, schedule.sequences))
@@ -143,7 +162,7 @@ def test_bytes_that_are_freed_before_they_are_taken() -> None:
             acquire=np.array([3, 0, 0]),
             free=np.array([0, 3, 0]),
         )
-        schedule = dispatch.run(graph, "spt", backwards=backwards)
+        schedule = by_rule(graph, "spt", backwards=backwards)
         assert schedule is not None and verify(schedule) == []
 
 
@@ -170,13 +189,13 @@ def test_gangs_are_refused() -> None:
         if len((g := random_graph(Random(s))).op_resources.ids) > g.n_operations
     )
     with pytest.raises(InputError, match="resources at once"):
-        dispatch.run(graph, "spt")
+        by_rule(graph, "spt")
 
 
 def test_one_f_one_b_limits_what_is_in_flight() -> None:
     """Stage s of S holds at most S - s micro-batches."""
     graph = JobArray([[1] * 4] * 8, [[2] * 4] * 8, activation=1).graph()
-    schedule = dispatch.run(graph, "one_f_one_b")
+    schedule = by_rule(graph, "one_f_one_b")
     assert schedule is not None and schedule.sequences is not None
     for s, row in enumerate(schedule.sequences.to_lists()):
         held = np.cumsum([1 if graph.kind[i] == "F" else -1 for i in row])

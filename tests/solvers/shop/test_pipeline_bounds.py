@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from depth import depth
+from test_list_schedule import by_rule
 
 import optsched
 from optsched import JobArray, JobShop, Schedule
@@ -16,7 +17,6 @@ from optsched.model.bounds import makespan_bound
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing.random_problems import random_array
-from optsched_solvers.shop import dispatch
 from optsched_solvers.shop.proof.common_routes import common_routes, held_bytes
 from optsched_solvers.shop.proof.order_relaxations import Relaxation, growing, relaxations
 from optsched_solvers.shop.proof.order_states import BETWEEN, BYTES, FIRST, LAST, NEVER, OUT
@@ -96,7 +96,7 @@ def test_growing_heads_and_tails_hold_in_every_schedule() -> None:
         heads, tails = growing(routes), growing(routes.reversed())
         last = len(routes.machine) - 1
         for k in range(4):
-            schedule = dispatch.run(graph, "random", seed=k)
+            schedule = by_rule(graph, "random", seed=k)
             assert schedule is not None and schedule.sequences is not None
             place = np.zeros(graph.n_operations, np.int64)
             for row in schedule.sequences:

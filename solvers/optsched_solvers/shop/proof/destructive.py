@@ -2,70 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
-from optsched.model import bounds
-from optsched_solvers.shop.proof.state import MOST_LITERALS, n_literals
 from optsched_solvers.shop.proof.tree import REFUTED, STOPPED, DisjunctiveTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched.model.schedule import Csr, Schedule
+    from optsched.model.schedule import Csr
 
 FIRST_STEP: Final = 8
 """The first step is such a part of the gap."""
 
 FIRST_TRIAL: Final = 2000
 """Nodes of the tree when shaving alone no longer helps; doubled when the smallest step fails."""
-
-
-def destructive(
-    graph: Schedule,
-    upper: int,
-    *,
-    lower: int = 0,
-    iterations: int | None = None,
-    seconds: float | None = None,
-    stop: Callable[[], bool] | None = None,
-    on_bound: Callable[[int], None] | None = None,
-) -> int:
-    """A lower bound of the makespan, by refuting smaller ones.
-
-    Parameters
-    ----------
-    graph
-        One-shot disjunctive graph; lags, setups, memory, releases, deadlines and gangs count.
-    upper
-        A makespan that is known to be possible, or beyond interest: the result is not larger.
-    lower
-        A bound known already.
-    iterations, seconds
-        Nodes and probes, time; without either until the bound is exact, which may take for ever.
-    stop
-        Asked every few milliseconds; a true answer ends the search.
-    on_bound
-        Called with every bound, as it rises.
-
-    Returns
-    -------
-    int
-        No schedule of this graph is shorter; `upper` if it is optimal (or nothing is feasible).
-    """
-    end = None if seconds is None else time.perf_counter() + seconds
-
-    def over() -> bool:
-        late = end is not None and time.perf_counter() >= end
-        return late or (stop is not None and stop())
-
-    lower = max(lower, bounds.makespan_bound(graph))
-    if lower >= upper or n_literals(graph) > MOST_LITERALS:
-        return min(lower, upper)
-    tree = DisjunctiveTree(graph, stop=over)
-    climb = Climb(tree, lower, upper, on_bound=on_bound)
-    climb.work(iterations)
-    return min(climb.lower, climb.upper)
 
 
 class Climb:
