@@ -38,7 +38,7 @@ def makespan_bounds(graph: Schedule) -> dict[str, int]:
         on = graph.users[r]
         # valid for the last operation too, which loses nothing: its tail shrinks by the loss
         duration = graph.duration[on] + loss[r]
-        value = jackson_preemptive(paths.head[on], duration, paths.tail[on] - duration)
+        value = jackson_preemptive(paths.head[on], duration, paths.tail[on])
         one_machine = max(one_machine, value)
     return {
         "chain": paths.makespan,
@@ -75,7 +75,7 @@ def load_bound(graph: Schedule, paths: Evaluation | None = None) -> int:
 def jackson_preemptive(
     head: Sequence[int] | IntArray,
     duration: Sequence[int] | IntArray,
-    after: Sequence[int] | IntArray,
+    tail: Sequence[int] | IntArray,
 ) -> int:
     """Makespan of Jackson's preemptive schedule: a lower bound of 1 | r_j, q_j | Cmax.
 
@@ -85,24 +85,25 @@ def jackson_preemptive(
         Release dates r.
     duration
         Processing times p.
-    after
-        Delivery times after the end of each operation (its tail without p); may be negative.
+    tail
+        Durations plus delivery times, from the start of each operation, as `Evaluation.tail`;
+        delivery times may be negative.
 
     Returns
     -------
     int
-        ``max(C_j + after_j)`` where the released job with the longest delivery time runs at any
+        ``max(C_j + delivery time)`` where the released job with the longest delivery time runs at any
         time (Carlier 1982: optimal with preemption); 0 without jobs.
     """
-    jobs = sorted(zip(_ints(head), _ints(duration), _ints(after), strict=True))
-    ready: list[list[int]] = []  # [-after, remaining]
+    jobs = sorted(zip(_ints(head), _ints(duration), _ints(tail), strict=True))
+    ready: list[list[int]] = []  # [-delivery time, remaining]
     now = best = 0
     k = 0
     while k < len(jobs) or ready:
         if not ready:
             now = max(now, jobs[k][0])
         while k < len(jobs) and jobs[k][0] <= now:
-            heapq.heappush(ready, [-jobs[k][2], jobs[k][1]])
+            heapq.heappush(ready, [jobs[k][1] - jobs[k][2], jobs[k][1]])
             k += 1
         negated, remaining = ready[0]
         until = jobs[k][0] if k < len(jobs) else now + remaining

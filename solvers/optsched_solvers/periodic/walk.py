@@ -23,6 +23,7 @@ from optsched_solvers.periodic.orders import (
     shift,
     sort_by_time,
 )
+from optsched_solvers.shop.tabu.neighbourhoods import random_below
 
 NO_PATH: Final = -(1 << 60)
 
@@ -42,17 +43,6 @@ CONTROL: Final = record(
     " estimate equals tabus u v step"
 )
 WALK: Final = records(CONTROL)
-
-
-@helper(counted=False, inline=True)
-def random_below(c, n):  # type: ignore[no-untyped-def]
-    """A number in 0..n-1 (xorshift64*, Vigna 2016)."""
-    x = c.random
-    x ^= (x >> 12) & 0xFFFFFFFFFFFFF
-    x ^= x << 25
-    x ^= (x >> 27) & 0x1FFFFFFFFF
-    c.random = x
-    return ((((x * 0x2545F4914F6CDD1D) >> 33) & 0x7FFFFFFF) * n) >> 31
 
 
 @helper(counted=False, inline=True)

@@ -158,7 +158,8 @@ def test_overload_is_jackson(seed: int) -> None:
     """Refuted whenever Jackson's preemptive schedule is late."""
     head, duration, deadline = windows(Random(seed))
     last = max(deadline)
-    late = jackson_preemptive(head, duration, [last - d for d in deadline]) > last
+    tail = [p + last - d for p, d in zip(duration, deadline, strict=True)]
+    late = jackson_preemptive(head, duration, tail) > last
     if late:
         assert raise_heads(np.array(head), np.array(duration), np.array(deadline)) is None
 

@@ -1,8 +1,7 @@
 """Exact one-machine bounds: 1 | r_j, q_j | Cmax by Carlier's branch and bound (Carlier 1982).
 
-**Tails include the operation's duration** here: ``tail = duration + delivery time``.
-`optsched.model.bounds.jackson_preemptive` takes delivery times *without* the duration, as Carlier
-(1982) and Pinedo do. Mixing the two gives bounds above the optimum.
+**Tails include the operation's duration**, as everywhere in the library. Carlier (1982) and Pinedo
+take delivery times *without* the duration. Mixing the two gives bounds above the optimum.
 """
 
 from __future__ import annotations
