@@ -49,8 +49,7 @@ def test_one_machine(jobs: Jobs) -> None:
         assert found.optimal == (found.value == found.lower_bound)
     assert found.optimal
     once = carlier(head, duration, duration + delivery, 1)  # at least Jackson's bound
-    jackson = bounds.jackson_preemptive(head.tolist(), duration.tolist(), delivery.tolist())
-    assert once.lower_bound >= jackson
+    assert once.lower_bound >= bounds.jackson_preemptive(head, duration, duration + delivery)
 
 
 def test_hundreds_of_jobs_are_solved() -> None:
