@@ -23,7 +23,7 @@ from benchmarks.machine import machine
 from benchmarks.shop import rolling
 from benchmarks.shop.instances import FAMILIES, MODELS
 from optsched import JobArray, JobShop
-from optsched.model.bounds import makespan_bounds
+from optsched.model.bounds import jackson_preemptive, makespan_bounds
 from optsched.pipelines.generator import job_array
 from optsched.problems.jobshop import published
 from optsched.solving.limits import Limits
@@ -139,17 +139,12 @@ def random_shop(jobs: int, machines: int, seed: int) -> JobShop:
     return JobShop([[(k, rng.randint(1, 99)) for k in route] for route in routes])
 
 
-def preemptive(head: Any, duration: Any, tail: Any) -> int:
-    """Jackson's preemptive value, in place of the exact one."""
-    return int(one_machine.jackson_preemptive(head, duration, tail))
-
-
 def trees(seeds: int, nodes: int) -> None:
     """Print a table: one row a size."""
     exact = giffler_thompson.one_machine_value
     engines = {
         "exact": ("giffler_thompson", {"iterations": nodes}, exact),
-        "preemptive": ("giffler_thompson", {"iterations": nodes}, preemptive),
+        "preemptive": ("giffler_thompson", {"iterations": nodes}, jackson_preemptive),
         "branch_and_bound": ("branch_and_bound", {"iterations": nodes}, exact),
         "cpsat": ("cpsat", {"time_limit": 20.0, "workers": 1}, exact),
     }

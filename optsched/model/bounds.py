@@ -92,8 +92,8 @@ def jackson_preemptive(
     Returns
     -------
     int
-        ``max(C_j + delivery time)`` where the released job with the longest delivery time runs at any
-        time (Carlier 1982: optimal with preemption); 0 without jobs.
+        ``max(C_j + delivery time)`` where the released job with the longest delivery time runs at
+        any time (Carlier 1982: optimal with preemption); 0 without jobs.
     """
     jobs = sorted(zip(_ints(head), _ints(duration), _ints(tail), strict=True))
     ready: list[list[int]] = []  # [-delivery time, remaining]
