@@ -1,4 +1,4 @@
-"""Every exception a caller may want to catch."""
+"""Exceptions that optsched raises on purpose."""
 
 from __future__ import annotations
 
@@ -9,26 +9,52 @@ if TYPE_CHECKING:
 
 
 class OptschedError(Exception):
-    """Base of all errors raised on purpose by optsched."""
+    """Base of all errors that optsched raises on purpose.
+
+    Examples
+    --------
+    >>> issubclass(optsched.Infeasible, optsched.OptschedError)
+    True
+    """
 
 
 class InputError(OptschedError, ValueError):
-    """A document, a file or an argument is wrong; the message names the place and the value."""
+    """A document, a file or an argument is wrong; the message names the place and the value.
+
+    Examples
+    --------
+    >>> optsched.JobShop([[(0, -3)]])
+    Traceback (most recent call last):
+    optsched.errors.InputError: jobs[0][0]: duration: expected an integer in 0..2^53, got -3
+    """
 
 
 class Infeasible(OptschedError):
-    """What is asked cannot be had, such as more GPUs than are free; the input is in order."""
+    """A correct request cannot be satisfied, such as one for more GPUs than are free.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import BottleneckBandwidth, ClusterState, synthetic
+    >>> cluster = synthetic.cluster("nvswitch", 1)
+    >>> optsched.GpuPlacement(ClusterState.idle(cluster), BottleneckBandwidth(cluster), 9)
+    Traceback (most recent call last):
+    optsched.errors.Infeasible: gpus: requested 9, free 8 on 1 host
+    """
 
 
 class CyclicOrder(InputError):
-    """The chosen orders contradict the arcs, or the arcs each other.
+    """The given orders contradict the arcs, or the arcs each other.
 
-    Parameters
-    ----------
-    message
-        The cycle in words.
-    cycle
-        Operation ids on one cycle, in order; each must precede the next, the last the first.
+    ``cycle`` has the operations on one cycle; each must precede the next, the last the first.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+    >>> try:
+    ...     optsched.Schedule.from_orders(shop, [[3, 0], [1, 2]])
+    ... except optsched.CyclicOrder as error:
+    ...     print(error.cycle)
+    (0, 1, 2, 3)
     """
 
     def __init__(self, message: str, cycle: Sequence[int]) -> None:
@@ -37,11 +63,25 @@ class CyclicOrder(InputError):
 
 
 class UnsupportedProblem(OptschedError):
-    """The chosen solver cannot solve this problem; the message names those that can."""
+    """The chosen solver cannot solve this problem; the message names those that can.
+
+    Examples
+    --------
+    >>> array = optsched.JobArray([[1]], [[1]], objective="period")
+    >>> optsched.solve(array, "branch_and_bound")  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    optsched.errors.UnsupportedProblem: branch_and_bound does not solve this problem: ...
+    """
 
 
 class MissingExtra(OptschedError, ImportError):
-    """An optional dependency is not installed; the message gives the command."""
+    """An optional dependency is not installed; the message gives the command.
+
+    Examples
+    --------
+    >>> print(optsched.MissingExtra("training", "torch"))
+    training needs the extra torch: pip install ".[torch]" in a checkout of optsched
+    """
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(
@@ -51,4 +91,14 @@ class MissingExtra(OptschedError, ImportError):
 
 
 class InternalError(OptschedError):
-    """What a solver returned is wrong: a bug, never the caller's fault."""
+    """A solver returned a wrong result: a bug, never an error of the caller.
+
+    Examples
+    --------
+    >>> monitor = optsched.Monitor(optsched.Limits(time_limit=1))
+    >>> monitor.incumbent(optsched.Csr.of([[0]]), 10)
+    True
+    >>> monitor.bound(11, "my solver")
+    Traceback (most recent call last):
+    optsched.errors.InternalError: my solver proved the bound 11, but a schedule of 10 exists
+    """

@@ -1,4 +1,12 @@
-"""Clusters, bandwidths of sets of GPUs, and the exact choice of the best set."""
+"""Clusters, bandwidths of sets of GPUs, and the exact choice of the best set.
+
+Examples
+--------
+>>> from optsched.bandwidth import BottleneckBandwidth, ClusterState, synthetic
+>>> cluster = synthetic.cluster("nvswitch", 2)
+>>> len(ClusterState.idle(cluster).free)
+16
+"""
 
 from __future__ import annotations
 

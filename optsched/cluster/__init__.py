@@ -1,4 +1,13 @@
-"""Simulate a cluster: jobs, nodes, policies, and what became of them."""
+"""Simulate a cluster: jobs, nodes, policies, and what became of them.
+
+Examples
+--------
+>>> from optsched import cluster
+>>> queue = [cluster.Job(name=name, sizes=(8,), work=8 * 10**8) for name in ("a", "b")]
+>>> jobs = cluster.Workload.of(queue, time_unit="s")
+>>> cluster.simulate(jobs, "fifo", cluster.Nodes(1, gpus=8)).jct.tolist()
+[100, 200]
+"""
 
 from __future__ import annotations
 

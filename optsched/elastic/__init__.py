@@ -2,6 +2,11 @@
 
 `MicroController` needs NumPy only and loads its compiled kernels on first use; training needs the
 extra ``torch``.
+
+Examples
+--------
+>>> from optsched import elastic
+>>> controller = elastic.MicroController(budget=64, batch_bounds=(2, 64), samples=1000)
 """
 
 from __future__ import annotations

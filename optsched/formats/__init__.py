@@ -1,4 +1,11 @@
-"""File formats, one module each (loaded on use): `standard`, `taillard`, `perfetto`, ..."""
+r"""File formats, one module each (loaded on use): `standard`, `taillard`, `perfetto`, ...
+
+Examples
+--------
+>>> from optsched.formats import standard
+>>> standard.from_text("1 2\n0 3 1 2\n", "toy").jobs
+(((0, 3), (1, 2)),)
+"""
 
 from __future__ import annotations
 

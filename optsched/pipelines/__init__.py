@@ -1,6 +1,13 @@
 """Pipelines: hand-made schedules to compare with, and cost profiles of real models.
 
 Loaded on use.
+
+Examples
+--------
+>>> from optsched import pipelines
+>>> job = optsched.JobArray([[1, 1]], [[2, 2]], micro_batches=4)
+>>> optsched.verify(pipelines.one_f_one_b(job), problem=job)
+[]
 """
 
 from __future__ import annotations

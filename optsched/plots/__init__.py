@@ -1,6 +1,12 @@
 """Pictures of schedules, benchmarks and simulations; matplotlib is loaded on first use.
 
 Functions `bench_report`, `gantt`, `gpu_map`, `pareto`, `simulation_report`; module `html`.
+
+Examples
+--------
+>>> from optsched import plots
+>>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+>>> plots.gantt(optsched.solve(shop).schedule, "plan.svg")  # doctest: +SKIP
 """
 
 from __future__ import annotations

@@ -2,6 +2,14 @@
 
 Scenarios, routers, `simulate` and `compare`; `plan_instances`; `check_log`. With the extra
 ``serving``: `SlimResNet`, `train_slim`, `profile`, `Executor`; with ``ppo``: `train_router`.
+
+Examples
+--------
+>>> from optsched import serving
+>>> scenario = serving.reference(rate=2500, burst=3, seconds=0.1, seed=1)
+>>> run = serving.simulate(scenario, serving.MarginalCost())
+>>> serving.check_log(scenario, run.log)
+[]
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Tests for authors of solvers: `check_solver`, the pytest class `SolverTests`, oracles."""
+"""Tests for authors of solvers: `check_solver`, the pytest class `SolverTests`, oracles.
+
+Examples
+--------
+>>> from optsched.testing import best_makespan
+>>> best_makespan(optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]]).graph())
+6
+"""
 
 from __future__ import annotations
 

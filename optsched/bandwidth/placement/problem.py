@@ -95,6 +95,15 @@ class GpuPlacement(Problem):
     ------
     InputError
         A field of a wrong type, a number that cannot be, another cluster; the message names it.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import BottleneckBandwidth, ClusterState, synthetic
+    >>> cluster = synthetic.cluster("nvswitch", 2)
+    >>> state = ClusterState.idle(cluster).take("n01:6,7", "a")
+    >>> problem = optsched.GpuPlacement(state, BottleneckBandwidth(cluster), 8)
+    >>> problem.choice(optsched.solve(problem).schedule).gpus
+    (8, 9, 10, 11, 12, 13, 14, 15)
     """
 
     state: ClusterState

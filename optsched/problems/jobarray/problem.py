@@ -83,6 +83,12 @@ class JobArray(JobArrayFields, Problem):
     ------
     InputError
         Naming the field, the index, the value and the legal range.
+
+    Examples
+    --------
+    >>> array = optsched.JobArray(forward=[[2, 2], [1, 1]], backward=[[4, 4], [2, 2]])
+    >>> array.n_operations, optsched.solve(array).status
+    (8, 'optimal')
     """
 
     @property

@@ -68,6 +68,12 @@ class JobShop(Problem):
     InputError
         A job without operations, a value of a wrong type or out of range, or times that add up
         to more than 2^53; the message names the place, e.g. ``jobs[3][2]``.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="toy")
+    >>> shop.n_operations, shop.lower_bound(), optsched.solve(shop).objective
+    (4, 6, 6)
     """
 
     machines: tuple[str, ...]

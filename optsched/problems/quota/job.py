@@ -63,6 +63,11 @@ class QuotaJob:
         several nodes all but one are held wholly.
     pass_work
         Work of one pass: with `rates` it gives the duration in schedules.
+
+    Examples
+    --------
+    >>> optsched.QuotaJob("a", sizes=[1, 2, 4], utility=[1, 1.8, 3.1]).name
+    'a'
     """
 
     name: str

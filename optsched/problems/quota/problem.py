@@ -80,6 +80,14 @@ class QuotaPlan(Problem):
         Of `QuotaJob.work` and `QuotaJob.pass_work`.
     name
         Label.
+
+    Examples
+    --------
+    >>> a = optsched.QuotaJob("a", sizes=[1, 2, 4], utility=[1, 1.8, 3.1])
+    >>> b = optsched.QuotaJob("b", minimum=1, maximum=2, utility=[1.5, 2])
+    >>> plan = optsched.QuotaPlan([a, b], budget=5)
+    >>> plan.quota(optsched.solve(plan).schedule)
+    {'a': 4, 'b': 1}
     """
 
     problem_kind: ClassVar[str] = "quota"
