@@ -63,7 +63,6 @@ def routers() -> dict[str, Any]:
         found[f"static {','.join(map(str, row))}"] = Router(rules.Static(row), rules.JSED(), 8)
     for target in (5.0, 6.0, 6.5):
         found[f"backlog {target:g} ms"] = Router(rules.Backlog(target), rules.JSED(), 8)
-    found["fluid"] = Router(rules.Fluid(), rules.JSED(), 8)
     found["auto (marginal cost)"] = MarginalCost()
     return found
 

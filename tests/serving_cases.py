@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from optsched.serving import rules, world
+from optsched.serving import world
 from optsched.serving.core import Core, Settings
-from optsched.serving.fields import frozen
 from optsched.serving.routers import (
     JSED,
     Backlog,
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
     from optsched.serving.log import Log
     from optsched.serving.routers import View
-    from optsched.serving.rules import Compiled
 
 
 GONE = object()
@@ -101,20 +99,6 @@ class Says:
         self.route = answer
 
 
-class Planned:
-    """Tuples given to requests at their arrival, half of them this way, half of them that way."""
-
-    def __init__(self, server: Any, group: int) -> None:
-        self._server, self._group = server, group
-
-    def compiled(self, scenario: Scenario, plan: Any, seed: int) -> Compiled:
-        """As the fluid rule does."""
-        base = Router(RandomWidth(), self._server, self._group).compiled(scenario, plan, seed)
-        base.rule["width"] = rules.FLUID
-        ladder = scenario.tuples[[0, len(scenario.tuples) // 2]]
-        return base._replace(ladder=frozen(ladder), share=np.array([[0.5, 0.0], [0.5, 0.0]]))
-
-
 def routers(scenario: Scenario, seed: int) -> list[Any]:
     """Every pair of rules with some group, and one in Python."""
     dice = random.Random(f"routers {seed}")
@@ -123,7 +107,6 @@ def routers(scenario: Scenario, seed: int) -> list[Any]:
     for server in (Random(), RoundRobin(), JSED(), PowerOfTwo()):
         group = min(scenario.max_batch, dice.choice((0, 1, 3)))
         found += [Router(width, server, group) for width in (widest, RandomWidth(), Backlog())]
-        found.append(Planned(server, group))
     return found
 
 

@@ -91,7 +91,7 @@ def serve_train(
     from optsched.serving.ppo import train_router
 
     policy, rows = train_router(
-        scenario, mode, decisions=decisions, seed=seed, checkpoint=output, progress=report,
+        scenario, mode, decisions=decisions, seed=seed, progress=report,
         plan=plan_of(make(0) if file is None else scenario, plan),
     )  # fmt: skip
     wrote(output, policy.save, f"; optsched serve-sim --router policy:{output}")

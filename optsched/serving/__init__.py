@@ -17,7 +17,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from optsched.serving.accuracy import additive, calibrated, nearest
+from optsched.serving.accuracy import additive, nearest
 from optsched.serving.comparison import Point, compare, front_of
 from optsched.serving.core import Settings
 from optsched.serving.log import Log, Summary
@@ -29,7 +29,6 @@ from optsched.serving.routers import (
     JSED,
     Backlog,
     Decision,
-    Fluid,
     InfeasibleRoute,
     MarginalCost,
     PowerOfTwo,
@@ -56,10 +55,10 @@ _LATE = {
 }  # fmt: skip
 
 __all__ = [
-    "JSED", "Backlog", "Contention", "Decision", "Fluid", "InfeasibleRoute", "Link", "Log",
+    "JSED", "Backlog", "Contention", "Decision", "InfeasibleRoute", "Link", "Log",
     "MarginalCost", "Plan", "Point", "Policy", "PowerOfTwo", "Random", "RandomWidth", "RoundRobin",
     "Router", "Run", "Scenario", "Server", "Settings", "Static", "Summary", "View", "additive",
-    "arrivals", "calibrated", "check_log", "compare", "front_of", "nearest", "network_mmac",
+    "arrivals", "check_log", "compare", "front_of", "nearest", "network_mmac",
     "pareto_tuples", "plan_instances", "read_arrivals", "reference", "simulate",
 ]  # fmt: skip
 

@@ -20,8 +20,6 @@ PUBLISHED: Final[Mapping[tuple[int, ...], float]] = {
 }  # fmt: skip
 """Top-1 on CIFAR-100, percent, of four segments at `WIDTHS` (Slim Scheduler, Tables I and II)."""
 
-_OFF_DIAGONAL = 0.275
-
 
 def additive(known: Mapping[tuple[int, ...], float] = PUBLISHED, widths: int = 4) -> FloatArray:
     """Estimate all tuples: each segment adds its share of the gain of the uniform tuples.
@@ -59,14 +57,6 @@ def additive(known: Mapping[tuple[int, ...], float] = PUBLISHED, widths: int = 4
     found = np.full((widths,) * segments, known[uniform[0]])
     for k in range(segments):
         found += np.expand_dims(share[k] * gain, [i for i in range(segments) if i != k])
-    return found
-
-
-def calibrated() -> FloatArray:
-    """Return `additive` less .275 points for mixed tuples: unbiased on the published ones."""
-    found = additive() - _OFF_DIAGONAL
-    for w in range(4):
-        found[(w,) * 4] += _OFF_DIAGONAL
     return found
 
 

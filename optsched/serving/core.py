@@ -1,7 +1,7 @@
-"""The greedy core of a server: which batch runs on which instance, what is loaded and unloaded.
+"""Greedy core of a server: forms batches for instances, loads and unloads instances.
 
-One pure state machine: events in, commands out; no clock, no randomness, no I/O. The simulator
-feeds it a virtual clock, the executor the same compiled function real events.
+A pure state machine from events to commands, without clock, randomness or I/O. The simulator calls
+it with a virtual clock, the executor calls the same compiled function with real events.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from optsched.serving.plan import SLOTS
 from optsched.serving.scenario import Contention, Scenario
 
 KEYS: Final = 63
-"""Pairs (segment, width) with a queue at most: bits of an integer."""
+"""Maximum number of queues, one per (segment, width): bits of an integer."""
 
 ENQUEUE, DONE, LOADED, UNLOADED, TICK = range(5)
-"""Events: a block arrives; a batch, a load, an unload ends; time has come."""
+"""Events: a block arrives; a batch, a load, an unload ends; a timer expires."""
 
 RUN, LOAD, UNLOAD, WAKE = range(4)
-"""Commands; each ends with the event that is one higher."""
+"""Commands; the end of each is the event with the next higher number."""
 
 EMPTY, LOADING, FREE, BUSY, UNLOADING = range(5)
-"""States of an instance's slot."""
+"""States of a slot for an instance."""
 
 NEVER: Final = 2**62
 UNIT: Final = 2**28
-"""Parts of a load of 1: sums of integers do not drift."""
+"""Units of a load of 1: sums of integers are exact."""
 
 STATE = np.dtype(
     [(name, "i8") for name in (
@@ -42,18 +42,18 @@ STATE = np.dtype(
         "commands", "free_block", "order",
     )] + [("util_block", "i8")]
 )  # fmt: skip
-"""Settings of all servers, the number of commands given, and the order of blocks."""
+"""Settings of all servers, the number of commands, and the order of blocks."""
 
 SERVER = np.dtype(
     [(name, "i8") for name in (
         "vram", "launch", "load_time",  # kB, ns
-        "used", "wanted",  # kB held; the key for which room is being made, + 1
-        "waiting",  # a bit for every key (segment, width) with blocks
+        "used", "reserved",  # kB held; key + 1 for which memory is being freed
+        "waiting",  # a bit per key (segment, width) with queued blocks
         "load", "running",  # U in 1/UNIT, batches
         "instances", "since", "wake",
     )] + [(name, "f8") for name in (
         "saturation", "knee", "below", "above", "idle_w", "peak_w",
-        "queued", "active", "queued_mmac",  # ns of work that waits and runs, MMACs that wait
+        "queued", "active", "queued_mmac",  # ns of queued and running work, queued MMACs
         "watts", "energy",  # J up to `since`
     )]
 )  # fmt: skip
@@ -64,23 +64,23 @@ INSTANCE = np.dtype(
         "first", "images", "load", "row",
     )] + [("work", "f8")]
 )  # fmt: skip
-"""`first` is the first block of the batch that it runs; `row` is free for the caller."""
+"""`first` is the first block of the running batch; `row` is a field of the caller."""
 
 BLOCK = np.dtype(
     [(name, "i8") for name in (
         "next", "first", "images", "segment", "width", "widest", "queued", "order",
     )] + [("work", "f8"), ("mmac", "f8")]
 )  # fmt: skip
-"""Requests that were routed together; `first` is the caller's, `widest` their input width."""
+"""Requests routed together; `first` is a field of the caller, `widest` the widest input."""
 
 QUEUE = np.dtype([("head", "i8"), ("tail", "i8"), ("work", "f8")])
 
 COMMAND = np.dtype([(name, "i8") for name in ("kind", "server", "instance", "until")])
-"""`until` is when a batch or a load ends by the model, or when to wake."""
+"""`until` is the end of a batch or load by the model, or the time of a timer."""
 
 
 class Core(NamedTuple):
-    """All servers' states and what they depend on."""
+    """States of all servers and their parameters."""
 
     state: Any
     server: Any
@@ -91,7 +91,7 @@ class Core(NamedTuple):
     block: Any
     command: Any
     cost: Any
-    """An image's ns, [server][segment][input width][width]."""
+    """ns of an image, [server][segment][input width][width]."""
     mmac: Any
     """[segment][input width][width]"""
     vram: Any
@@ -99,7 +99,7 @@ class Core(NamedTuple):
 
 
 def records(dtype: np.dtype[Any], axes: int = 1) -> types.Array:
-    """The type of an array of records."""
+    """Return the type of an array of records."""
     return types.Array(from_dtype(dtype), axes, "C")
 
 
@@ -122,15 +122,15 @@ class Settings:
     Parameters
     ----------
     cap
-        Instances that may serve one (segment, width) on a server.
+        Maximum number of instances for one (segment, width) on a server.
     util_block
-        A server that runs something at a higher U loads nothing more.
+        A busy server with a higher U loads no instances.
     idle_ms
-        An instance that has been idle for so long is unloaded.
+        Idle time after which an instance is unloaded.
     starve_ms
-        A blocked block that has waited for longer lets no younger one pass.
+        Younger blocks may pass a blocked one until it has waited this long.
     strict
-        No blocked block lets a younger one pass.
+        Younger blocks never pass a blocked one.
     """
 
     cap: int = 4
@@ -149,7 +149,7 @@ class Settings:
 
 
 def new_core(scenario: Scenario, blocks: int, settings: Settings) -> Core:
-    """Empty servers, with room for so many blocks at a time."""
+    """Create empty servers with capacity for a number of blocks."""
     if scenario.vram.size > KEYS:
         raise InputError(
             f"vram_mb: {scenario.vram.size} pairs of segment and width, a server keeps queues for "
@@ -195,7 +195,7 @@ def pin(core: Core, server: int, segment: int, width: int) -> int:
 
 @helper(INT, CORE, INT, INT, INT, INT, INT, INT, counted=False, inline=True)
 def new_block(core, s, k, w, first, images, widest):  # type: ignore[no-untyped-def]
-    """A block for `ENQUEUE`: so many requests for (segment, width), of inputs so wide at most."""
+    """Create a block of requests for (segment, width), for `ENQUEUE`."""
     state = core.state[0]
     b = state.free_block
     block = core.block[b]
@@ -212,10 +212,10 @@ def new_block(core, s, k, w, first, images, widest):  # type: ignore[no-untyped-
 
 @helper(NONE, CORE, INT, INT, INT, INT, counted=False, inline=True)
 def handle(core, s, event, which, now):  # type: ignore[no-untyped-def]
-    """What happens on server `s` at an event; the commands are in ``core.command``.
+    """Process an event of server `s`; the commands are in ``core.command``.
 
-    `which` is the block that arrives, or the slot whose batch, load or unload has ended. A batch
-    that has ended gives its blocks back: read them before.
+    `which` is the block that arrives, or the slot of the batch, load or unload that has ended. At
+    `DONE` the blocks of the batch are recycled: read them before.
     """
     state = core.state[0]
     server = core.server[s]
@@ -234,10 +234,10 @@ def handle(core, s, event, which, now):  # type: ignore[no-untyped-def]
         slot = core.instance[s, which]
         slot.state = EMPTY
         server.used -= core.vram[slot.segment, slot.width]
-        if server.wanted:  # before anybody else takes the room
-            k, w = (server.wanted - 1) // state.widths, (server.wanted - 1) % state.widths
+        if server.reserved:  # first: the memory was freed for this key
+            k, w = (server.reserved - 1) // state.widths, (server.reserved - 1) % state.widths
             if server.used + core.vram[k, w] <= server.vram:
-                server.wanted = 0
+                server.reserved = 0
                 _load(core, s, k, w, now)
     elif event == TICK:
         _unload_idle(core, s, now)
@@ -279,7 +279,7 @@ def _enqueue(core, s, b, now):  # type: ignore[no-untyped-def]
 
 @helper(INT, CORE, INT, INT, counted=False, inline=True)
 def _oldest(core, s, keys):  # type: ignore[no-untyped-def]
-    """Of these keys the one whose head has waited longest."""
+    """Key, of a bit set, with the oldest head."""
     best, first = -1, NEVER
     key = 0
     while keys:
@@ -294,7 +294,7 @@ def _oldest(core, s, keys):  # type: ignore[no-untyped-def]
 
 @helper(INT, CORE, INT, INT, INT, counted=False, inline=True)
 def _free_host(core, s, k, w):  # type: ignore[no-untyped-def]
-    """The narrowest free instance that can run (k, w); of several the oldest."""
+    """Narrowest free instance that can run (k, w); at ties the oldest."""
     best, narrowest, oldest = -1, NEVER, NEVER
     for i in range(SLOTS):
         slot = core.instance[s, i]
@@ -306,7 +306,7 @@ def _free_host(core, s, k, w):  # type: ignore[no-untyped-def]
 
 @helper(NONE, CORE, INT, INT, INT, INT, counted=False, inline=True)
 def _run(core, s, key, i, now):  # type: ignore[no-untyped-def]
-    """A batch of whole blocks, first come, first served, while they fit."""
+    """Run a batch of the first blocks of a queue, up to `max_batch` images."""
     state = core.state[0]
     server = core.server[s]
     slot = core.instance[s, i]
@@ -390,10 +390,10 @@ def _unload(core, s, i):  # type: ignore[no-untyped-def]
 
 @helper(NONE, CORE, INT, INT, INT, INT, counted=False, inline=True)
 def _maybe_load(core, s, k, w, now):  # type: ignore[no-untyped-def]
-    """Load an instance for (k, w) if there is room; make room only if nothing serves it."""
+    """Load an instance for (k, w) if memory is free; evict only if no instance serves it."""
     state = core.state[0]
     server = core.server[s]
-    if server.wanted:  # a load now would take the room of who made it
+    if server.reserved:  # a load would take memory freed for another key
         return
     hosts, has_slot = 0, False
     for i in range(SLOTS):
@@ -434,10 +434,10 @@ def _load(core, s, k, w, now):  # type: ignore[no-untyped-def]
 
 @helper(NONE, CORE, INT, INT, INT, types.boolean, counted=False, inline=True)
 def _evict(core, s, k, w, has_slot):  # type: ignore[no-untyped-def]
-    """Unload what has been idle longest until (k, w) fits; nothing if that is not enough."""
+    """Unload the longest idle instances until (k, w) fits; none if that does not suffice."""
     server = core.server[s]
     need = core.vram[k, w]
-    room = most = server.vram - server.used
+    free = most = server.vram - server.used
     can_slot = has_slot
     for i in range(SLOTS):
         slot = core.instance[s, i]
@@ -446,15 +446,15 @@ def _evict(core, s, k, w, has_slot):  # type: ignore[no-untyped-def]
             can_slot = True
     if most < need or not can_slot:
         return
-    server.wanted = k * core.state[0].widths + w + 1
-    while room < need or not has_slot:
+    server.reserved = k * core.state[0].widths + w + 1
+    while free < need or not has_slot:
         longest, since = -1, NEVER
         for i in range(SLOTS):
             slot = core.instance[s, i]
             if slot.state == FREE and not slot.pinned and slot.idle_since < since:
                 longest, since = i, slot.idle_since
         slot = core.instance[s, longest]
-        room += core.vram[slot.segment, slot.width]
+        free += core.vram[slot.segment, slot.width]
         has_slot = True
         _unload(core, s, longest)
 
@@ -475,7 +475,7 @@ _SERVER = from_dtype(SERVER)
 
 @helper(REAL, _SERVER, REAL, counted=False, inline=True)
 def load_of(server, mmac):  # type: ignore[no-untyped-def]
-    """u: a batch's part of U; all of the server where nothing is known of it."""
+    """u: load of a batch; 1 without `sat_mmac`."""
     if server.saturation <= 0.0:
         return 1.0
     x = mmac / server.saturation
@@ -484,7 +484,7 @@ def load_of(server, mmac):  # type: ignore[no-untyped-def]
 
 @helper(REAL, _SERVER, REAL, counted=False, inline=True)
 def slowdown(server, u):  # type: ignore[no-untyped-def]
-    """phi(U): how many times as long a batch takes that starts then."""
+    """phi(U): factor of the duration of a batch that starts at load U."""
     if server.saturation <= 0.0:
         return 1.0
     return 1.0 + server.below * min(u, server.knee) + server.above * max(0.0, u - server.knee)
@@ -492,7 +492,7 @@ def slowdown(server, u):  # type: ignore[no-untyped-def]
 
 @helper(NONE, _SERVER, INT, INT, counted=False, inline=True)
 def _change_load(server, by, now):  # type: ignore[no-untyped-def]
-    """Add up the energy so far, and let the load be another from now on."""
+    """Integrate the energy up to now and change the load."""
     settle(server, now)
     server.load += by
     u = server.load / UNIT
@@ -506,6 +506,6 @@ def _change_load(server, by, now):  # type: ignore[no-untyped-def]
 
 @helper(NONE, _SERVER, INT, counted=False, inline=True)
 def settle(server, now):  # type: ignore[no-untyped-def]
-    """Energy up to now."""
+    """Integrate the energy up to now."""
     server.energy += server.watts * (now - server.since) * 1e-9
     server.since = now

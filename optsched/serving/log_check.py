@@ -1,4 +1,4 @@
-"""An independent judge of histories: it reads the document, and shares no code with its makers."""
+"""Independent check of logs: reads the document, shares no code with simulator and executor."""
 
 from __future__ import annotations
 
@@ -22,112 +22,111 @@ if TYPE_CHECKING:
     from optsched.serving.scenario import Scenario, Server
 
 SLACK: Final = 1  # ns
-CLOSE: Final = 1e-6  # of the summary, relative or absolute
+TOLERANCE: Final = 1e-6  # of the summary, relative or absolute
 NEVER: Final = 2**62
 
 
 def check_log(
     scenario: Scenario, log: Log | Mapping[str, Any] | str | os.PathLike[str]
 ) -> list[str]:
-    """Whether a history obeys the rules of its scenario, and its summary agrees.
+    """Check that a log obeys the rules of its scenario and that its summary agrees.
 
-    Everything is computed again from the numbers in the document and the fields of the scenario.
-    Of a wall clock's log the durations of the model (batches, loads, links, router) are not asked.
+    All values are computed again from the document and the fields of the scenario. For logs of a
+    wall clock, durations of the model (batches, loads, links, router) and load are not checked.
 
     Parameters
     ----------
     scenario
-        The scenario.
+        Servers and requests.
     log
-        A history, its document as parsed JSON, or its file.
+        A log, its document as parsed JSON, or its file.
 
     Returns
     -------
     list
-        A sentence for every violation; empty if there is none.
+        One sentence per violation.
 
     Raises
     ------
     InputError
-        No such document, or the log of another scenario.
+        The document is malformed, or the log is of a different scenario.
     """
-    said = log_document(log)
-    check_scenario(scenario, said)
+    document = log_document(log)
+    check_scenario(scenario, document)
     try:
-        history = _History(scenario, said)
-    except InputError as error:  # a name that is not there, a time out of range
+        facts = _Facts(scenario, document)
+    except InputError as error:  # an unknown name, a time out of range
         return [str(error)]
-    rules = [_instances, _memory, _batches, _completeness, _order, _first_come, _summary]
-    if not said.wall_clock:
+    rules = [_instances, _memory, _batches, _completeness, _order, _fifo, _summary]
+    if not document.wall_clock:
         rules += [_durations, _router]
-    return [sentence for rule in rules for sentence in rule(history)]
+    return [sentence for rule in rules for sentence in rule(facts)]
 
 
-class _History:
-    """A log's document as arrays: indices instead of names, ns instead of ms."""
+class _Facts:
+    """The document as arrays: indices instead of names, ns instead of ms."""
 
-    def __init__(self, scenario: Scenario, said: LogDocument) -> None:
-        self.scenario, self.said = scenario, said
-        log = log_of(scenario, said)
+    def __init__(self, scenario: Scenario, document: LogDocument) -> None:
+        self.scenario, self.document = scenario, document
+        log = log_of(scenario, document)
         self.batch, self.instance = log.batches, log.instances.copy()
         self.instance["unload"][self.instance["unload"] < 0] = NEVER
         self.horizon = NEVER if log.horizon is None else log.horizon
         row = {(s, i): row for row, (s, i, *_) in enumerate(self.instance.tolist())}
         self.host = np.array([row[s, i] for s, i, *_ in self.batch.tolist()], np.int64)
-        # of every request in every batch
+        # columns of the entries: batch, request, queue time, segment
         self.of = np.repeat(np.arange(len(self.batch)), self.batch["images"])
         self.r, self.queued = log.entries["request"], log.entries["queued"]
         self.k = self.batch["segment"][self.of]
 
     @cached_property
     def times(self) -> Any:
-        """How often each request runs each segment."""
+        """Number of runs, [request][segment]."""
         n, k = self.scenario.n_requests, self.scenario.n_segments
-        at = self.r * k + self.k
-        return np.bincount(at, minlength=n * k).reshape(n, k)
+        return np.bincount(self.r * k + self.k, minlength=n * k).reshape(n, k)
 
     @cached_property
     def batch_of(self) -> Any:
-        """In which batch, [request][segment]; -1: in none."""
+        """Batch, [request][segment]; -1: none."""
         found = np.full((self.scenario.n_requests, self.scenario.n_segments), -1)
         found[self.r, self.k] = self.of
         return found
 
     @cached_property
     def inputs(self) -> tuple[Any, Any, Any]:
-        """Of every entry the width of its input, when that is there, and what moving it takes."""
-        k, r, b = self.k, self.r, self.of
+        """Columns of the entries: width of the input, its time, duration of its transfer."""
+        k, r = self.k, self.r
         row = np.where(k > 0, self.batch_of[r, k - 1], -1)
         before = self.batch[np.maximum(row, 0)]
         width = np.where(row >= 0, before["width"], 0)
         exists = np.where(row >= 0, before["end"], np.where(k > 0, 0, self.scenario.arrival[r]))
         moved = np.zeros(len(k))
         link = self.scenario.link
-        if link is not None and not self.said.wall_clock:
+        if link is not None and not self.document.wall_clock:
             took = link.latency_ms + np.asarray(link.activation_mb, np.float64) * link.ms_per_mb
-            away = (row >= 0) & (before["server"] != self.batch["server"][b])
+            away = (row >= 0) & (before["server"] != self.batch["server"][self.of])
             moved[away] = took[k[away] - 1, width[away]] * 1e6
         return width, exists, moved
 
     def server(self, s: int) -> str:
-        """A server's name."""
+        """Name in messages."""
         return f"server {self.scenario.servers[s].id!r}"
 
     def request(self, r: int) -> str:
-        """A request's name."""
+        """Name in messages."""
         return f"request {self.scenario.ids[r]!r}"
 
     def the_instance(self, i: int) -> str:
-        """An instance and what it is."""
+        """Name and columns in messages."""
         row = self.instance[i]
-        gone = f", unloaded at {_ms(row['unload'])}" if row["unload"] < NEVER else ""
+        end = f", unloaded at {_ms(row['unload'])}" if row["unload"] < NEVER else ""
         return (
-            f"instance {self.said.instances[i].id} of {self.server(row['server'])} (segment "
-            f"{row['segment']}, width {row['width']}, ready at {_ms(row['ready'])}{gone})"
+            f"instance {row['id']} of {self.server(row['server'])} (segment "
+            f"{row['segment']}, width {row['width']}, ready at {_ms(row['ready'])}{end})"
         )
 
     def the_batch(self, b: int) -> str:
-        """A batch and what it is."""
+        """Number and columns in messages."""
         row = self.batch[b]
         return (
             f"batch {b} (segment {row['segment']}, width {row['width']}, {row['images']} requests, "
@@ -136,51 +135,50 @@ class _History:
 
 
 def _ms(ns: float) -> str:
-    """A time for messages."""
     return f"{ns / 1e6:.6f}".rstrip("0").rstrip(".") + " ms"
 
 
-def _instances(h: _History) -> Iterator[str]:
-    """Loads take their time, and come before unloads."""
-    for i, (s, _, _, _, load, ready, unload) in enumerate(h.instance.tolist()):
-        least = 0.0 if h.said.wall_clock else (h.scenario.servers[s].load_ms or 0) * 1e6
+def _instances(f: _Facts) -> Iterator[str]:
+    """Loads take their time; an instance is unloaded after it is ready."""
+    for i, (s, _, _, _, load, ready, unload) in enumerate(f.instance.tolist()):
+        least = 0.0 if f.document.wall_clock else (f.scenario.servers[s].load_ms or 0) * 1e6
         if ready - load < (0 if load == ready == 0 else least - SLACK):
-            yield f"{h.the_instance(i)} is loaded from {_ms(load)} on, a load takes {_ms(least)}"
+            yield f"{f.the_instance(i)} is loaded from {_ms(load)} on, a load takes {_ms(least)}"
         if not ready <= unload:
-            yield f"{h.the_instance(i)} is unloaded before it is ready"
-        if load > h.horizon:
-            yield f"{h.the_instance(i)} is loaded after the horizon, {_ms(h.horizon)}"
+            yield f"{f.the_instance(i)} is unloaded before it is ready"
+        if load > f.horizon:
+            yield f"{f.the_instance(i)} is loaded after the horizon, {_ms(f.horizon)}"
 
 
-def _memory(h: _History) -> Iterator[str]:
+def _memory(f: _Facts) -> Iterator[str]:
     """Instances fit into VRAM at all times; at equal times unloads come first."""
-    for s, server in enumerate(h.scenario.servers):
-        there = h.instance[h.instance["server"] == s]
-        size = h.scenario.vram[there["segment"], there["width"]]
-        at = np.concatenate([there["load"], there["unload"]])
+    for s, server in enumerate(f.scenario.servers):
+        rows = f.instance[f.instance["server"] == s]
+        size = f.scenario.vram[rows["segment"], rows["width"]]
+        at = np.concatenate([rows["load"], rows["unload"]])
         change = np.concatenate([size, -size])
         order = np.lexsort((change, at))
         held = np.cumsum(change[order])
         over = held > round(server.vram_mb * 1000)
         for i in np.flatnonzero(over & ~np.roll(over, 1)):
             yield (
-                f"{h.server(s)} holds {held[i] / 1000:g} MB of instances at "
+                f"{f.server(s)} holds {held[i] / 1000:g} MB of instances at "
                 f"{_ms(at[order[i]])}, it has {server.vram_mb:g} MB"
             )
 
 
-def _batches(h: _History) -> Iterator[str]:
-    """Batches have their size, fit their instance, and run there one at a time."""
-    ran, on, most = h.batch, h.instance[h.host], h.scenario.max_batch
-    order = np.lexsort((ran["end"], ran["start"], h.host))
+def _batches(f: _Facts) -> Iterator[str]:
+    """Batches have a legal size, fit their instance, and run one at a time on it."""
+    ran, on, most = f.batch, f.instance[f.host], f.scenario.max_batch
+    order = np.lexsort((ran["end"], ran["start"], f.host))
     before, after = order[:-1], order[1:]
-    same = h.host[before] == h.host[after]
+    same = f.host[before] == f.host[after]
     shared = np.zeros(len(ran), np.bool_)
     shared[after] = same & (ran["start"][after] < ran["end"][before] - SLACK)
     for wrong, what in (
         ((ran["images"] < 1) | (ran["images"] > most), f"has not 1 to {most} requests"),
         (ran["end"] < ran["start"], "ends before it starts"),
-        (ran["start"] > h.horizon, f"starts after the horizon, {_ms(h.horizon)}"),
+        (ran["start"] > f.horizon, f"starts after the horizon, {_ms(f.horizon)}"),
         (on["segment"] != ran["segment"], "is of another segment than its instance"),
         (on["width"] < ran["width"], "is wider than its instance"),
         (ran["start"] < on["ready"] - SLACK, "starts before its instance is ready"),
@@ -188,109 +186,109 @@ def _batches(h: _History) -> Iterator[str]:
         (shared, "starts while another batch runs on its instance"),
     ):
         for b in np.flatnonzero(wrong).tolist():
-            yield f"{h.the_batch(b)} {what}: {h.the_instance(h.host[b])}"
+            yield f"{f.the_batch(b)} {what}: {f.the_instance(f.host[b])}"
 
 
-def _completeness(h: _History) -> Iterator[str]:
-    """Every request runs every segment once; before a horizon the first ones."""
+def _completeness(f: _Facts) -> Iterator[str]:
+    """Every request runs every segment once; before a horizon, a prefix of the segments."""
     again: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for e in np.flatnonzero(h.times[h.r, h.k] > 1):
-        again[int(h.r[e]), int(h.k[e])].append(int(h.of[e]))
+    for e in np.flatnonzero(f.times[f.r, f.k] > 1):
+        again[int(f.r[e]), int(f.k[e])].append(int(f.of[e]))
     for (r, k), rows in again.items():
-        yield f"{h.request(r)} runs segment {k} {len(rows)} times, in batches {str(rows)[1:-1]}"
-    missing = h.times == 0
-    if h.said.horizon_ms is not None:
-        missing &= np.cumsum(h.times[:, ::-1], axis=1)[:, ::-1] > 0
+        yield f"{f.request(r)} runs segment {k} {len(rows)} times, in batches {str(rows)[1:-1]}"
+    missing = f.times == 0
+    if f.document.horizon_ms is not None:
+        missing &= np.cumsum(f.times[:, ::-1], axis=1)[:, ::-1] > 0
     for r, k in np.argwhere(missing):
-        yield f"{h.request(r)} never runs segment {k}"
+        yield f"{f.request(r)} never runs segment {k}"
 
 
-def _order(h: _History) -> Iterator[str]:
-    """A request queues when its input is there, and starts after that."""
-    b, queued = h.of, h.queued
-    there, start = h.inputs[1] + h.inputs[2], h.batch["start"][b]
+def _order(f: _Facts) -> Iterator[str]:
+    """A request is queued after its input has arrived, and starts after it is queued."""
+    b, queued = f.of, f.queued
+    arrived, start = f.inputs[1] + f.inputs[2], f.batch["start"][b]
     for wrong, what, at in (
-        (queued < there - SLACK, "before its input is there, at", there),
+        (queued < arrived - SLACK, "before its input is there, at", arrived),
         (queued > start + SLACK, "after that starts, at", start),
     ):
         for e in np.flatnonzero(wrong):
             yield (
-                f"{h.request(h.r[e])} queues at {_ms(queued[e])} for "
-                f"{h.the_batch(b[e])}, {what} {_ms(at[e])}"
+                f"{f.request(f.r[e])} queues at {_ms(queued[e])} for "
+                f"{f.the_batch(b[e])}, {what} {_ms(at[e])}"
             )
 
 
-def _first_come(h: _History) -> Iterator[str]:
-    """Per server, segment and width who queues first starts first."""
-    size, queued = h.batch["images"], h.queued
-    by_age = np.lexsort((queued, h.of))
+def _fifo(f: _Facts) -> Iterator[str]:
+    """Requests of a server, segment and width start in the order of their queue times."""
+    size, queued = f.batch["images"], f.queued
+    by_age = np.lexsort((queued, f.of))
     rows = np.flatnonzero(size > 0)
     stop = np.cumsum(size)[rows]
     oldest, youngest = by_age[stop - size[rows]], by_age[stop - 1]
-    ran = h.batch[rows]
+    ran = f.batch[rows]
     keys = [ran[name] for name in ("start", "width", "segment", "server")]
     order = np.lexsort((queued[youngest], queued[oldest], *keys))
     same = np.all([np.diff(key[order]) == 0 for key in keys[1:]], axis=0)
     for i in np.flatnonzero(same & (queued[oldest[order][1:]] < queued[youngest[order][:-1]])):
         x, y = order[i], order[i + 1]
         first, late = (
-            f"{h.request(h.r[e])}, queued at {_ms(queued[e])}" for e in (youngest[x], oldest[y])
+            f"{f.request(f.r[e])}, queued at {_ms(queued[e])}" for e in (youngest[x], oldest[y])
         )
         yield (
-            f"{first}, overtakes {late}, on {h.server(ran['server'][x])}: "
-            f"{h.the_batch(rows[x])} starts before {h.the_batch(rows[y])}"
+            f"{first}, overtakes {late}, on {f.server(ran['server'][x])}: "
+            f"{f.the_batch(rows[x])} starts before {f.the_batch(rows[y])}"
         )
 
 
-def _durations(h: _History) -> Iterator[str]:
-    """A batch takes its launch and the work of its requests, whose inputs may be padded."""
-    ran, b = h.batch, h.of
-    cost = np.array([_cost_ms(h.scenario, one) for one in h.scenario.servers]) * 1e6
-    own = cost[ran["server"][b], h.k, h.inputs[0], ran["width"][b]]
-    launch = np.array([one.launch_ms * 1e6 for one in h.scenario.servers])
-    least = launch[ran["server"]] + np.bincount(b, own, minlength=len(ran))
+def _durations(f: _Facts) -> Iterator[str]:
+    """A batch takes at least its launch and the work of its requests, inputs perhaps padded."""
+    ran, b = f.batch, f.of
+    cost = np.array([_cost_ms(f.scenario, one) for one in f.scenario.servers]) * 1e6
+    work = cost[ran["server"][b], f.k, f.inputs[0], ran["width"][b]]
+    launch = np.array([one.launch_ms * 1e6 for one in f.scenario.servers])
+    least = launch[ran["server"]] + np.bincount(b, work, minlength=len(ran))
     short = ran["end"] - ran["start"] < least * (1 - 1e-12) - SLACK
     for i in np.flatnonzero(short).tolist():
-        yield f"{h.the_batch(i)} needs at least {_ms(least[i])} on {h.server(ran['server'][i])}"
+        yield f"{f.the_batch(i)} needs at least {_ms(least[i])} on {f.server(ran['server'][i])}"
 
 
 def _cost_ms(scenario: Scenario, server: Server) -> FloatArray:
     """Least time of an image, [segment][input width][width], over inputs padded to any width."""
     cost = scenario.mmac * server.ms_per_mmac
     if server.cost_ms is not None:
-        first, *rest = [np.asarray(part, np.float64) for part in server.cost_ms]
-        cost = np.array([np.broadcast_to(first[:1], cost[0].shape), *rest])
+        first, *others = [np.asarray(part, np.float64) for part in server.cost_ms]
+        cost = np.array([np.broadcast_to(first[:1], cost[0].shape), *others])
     padded: FloatArray = np.minimum.accumulate(cost[:, ::-1], axis=1)[:, ::-1]
     return padded
 
 
-def _blocks(h: _History) -> FloatArray:
-    """When every block was decided; those of one server, segment, width and queue time are one."""
-    b, queued = h.of, h.queued
-    key = [queued, *(h.batch[name][b] for name in ("width", "segment", "server"))]
+def _blocks(f: _Facts) -> FloatArray:
+    """Decision times of all blocks: entries of one server, segment, width and queue time."""
+    key = [f.queued, *(f.batch[name][f.of] for name in ("width", "segment", "server"))]
     order = np.lexsort(key)
     new = np.any([np.diff(column[order], prepend=-1) != 0 for column in key], axis=0)
-    moved = h.inputs[2][order]
-    found = queued[order][new] - np.maximum.reduceat(moved, np.flatnonzero(new)) if len(b) else []
-    return np.sort(found)
+    if not len(order):
+        return np.zeros(0)
+    moved = np.maximum.reduceat(f.inputs[2][order], np.flatnonzero(new))
+    return np.sort(f.queued[order][new] - moved)
 
 
-def _router(h: _History) -> Iterator[str]:
-    """Decisions follow each other in the router's time, and begin when something waits."""
-    takes = (h.scenario.router_ms or 0) * 1e6
+def _router(f: _Facts) -> Iterator[str]:
+    """Decisions are `router_ms` apart, and begin when a request waits."""
+    takes = (f.scenario.router_ms or 0) * 1e6
     if takes <= 2 * SLACK:
         return
-    decided = _blocks(h)
+    decided = _blocks(f)
     for i in np.flatnonzero(np.diff(decided) < takes - SLACK):
         yield (
             f"the router decides at {_ms(decided[i])} and at {_ms(decided[i + 1])}; a decision "
             f"takes {_ms(takes)}"
         )
-    inner = h.k < h.scenario.n_segments - 1
-    there = np.concatenate([h.scenario.arrival, h.batch["end"][h.of[inner]]])
-    gone = h.queued - h.inputs[2]
+    inner = f.k < f.scenario.n_segments - 1
+    arrived = np.concatenate([f.scenario.arrival, f.batch["end"][f.of[inner]]])
+    left = f.queued - f.inputs[2]
     begin = decided - takes + SLACK
-    waiting = [np.searchsorted(np.sort(at), begin, "right") for at in (there, gone)]
+    waiting = [np.searchsorted(np.sort(at), begin, "right") for at in (arrived, left)]
     for i in np.flatnonzero(waiting[0] <= waiting[1]):
         yield (
             f"the router decides at {_ms(decided[i])}; a decision takes {_ms(takes)}, and nothing "
@@ -298,57 +296,53 @@ def _router(h: _History) -> Iterator[str]:
         )
 
 
-def _summary(h: _History) -> Iterator[str]:
-    """What the summary says is what the log comes to."""
-    said = msgspec.structs.asdict(h.said.summary)
-    row = np.flatnonzero((h.batch_of >= 0).all(axis=1))
-    row = row[h.batch["end"][h.batch_of[row, -1]] <= h.horizon]
-    finish = h.batch["end"][h.batch_of[row, -1]]
-    end = int(finish.max(initial=0)) if h.said.horizon_ms is None else h.horizon
-    n, of, seconds = len(row), h.scenario.n_requests, end / 1e9
-    modelled, variance, spread = _integrals(h, end)
-    joules: float | None = modelled
-    if h.said.wall_clock:  # energy is not measured; batches of dead servers are not in the log
-        joules, variance, spread = None, said["gpu_variance"], said["gpu_variance_sd"]
-    idle = sum(one.idle_w for one in h.scenario.servers) * seconds
-    found: dict[str, Any] = dict.fromkeys(said)
+def _summary(f: _Facts) -> Iterator[str]:
+    """The summary equals the values computed from the log."""
+    given = msgspec.structs.asdict(f.document.summary)
+    row = np.flatnonzero((f.batch_of >= 0).all(axis=1))
+    row = row[f.batch["end"][f.batch_of[row, -1]] <= f.horizon]
+    finish = f.batch["end"][f.batch_of[row, -1]]
+    end = int(finish.max(initial=0)) if f.document.horizon_ms is None else f.horizon
+    n, of, seconds = len(row), f.scenario.n_requests, end / 1e9
+    joules: float | None
+    joules, variance, spread = _integrals(f, end)
+    if f.document.wall_clock:  # energy is not measured; batches of dead servers are not in the log
+        joules, variance, spread = None, given["gpu_variance"], given["gpu_variance_sd"]
+    idle = sum(one.idle_w for one in f.scenario.servers) * seconds
+    found: dict[str, Any] = dict.fromkeys(given)
     found |= {
         "completed": n, "energy_j": joules, "gpu_variance": variance, "gpu_variance_sd": spread,
         "dynamic_energy_j": None if joules is None else joules - idle,
         "throughput_per_s": n / seconds if seconds else None, "completion": n / of if of else None,
     }  # fmt: skip
     if n:
-        latency = sorted(((finish - h.scenario.arrival[row]) / 1e6).tolist())
+        latency = sorted(((finish - f.scenario.arrival[row]) / 1e6).tolist())
         mean = math.fsum(latency) / n
-        digits = h.batch["width"][h.batch_of[row]]
-        points = h.scenario.points.reshape((h.scenario.n_widths,) * h.scenario.n_segments)
+        digits = f.batch["width"][f.batch_of[row]]
+        percent = f.scenario.accuracy.reshape((f.scenario.n_widths,) * f.scenario.n_segments)
         found |= {
             "mean_ms": mean, "sd_ms": math.sqrt(math.fsum((x - mean) ** 2 for x in latency) / n),
             "p50_ms": latency[(n + 1) // 2 - 1], "p99_ms": latency[(99 * n + 99) // 100 - 1],
-            "accuracy": math.fsum(points[tuple(digits.T)]) / 10_000 / n,
+            "accuracy": math.fsum(percent[tuple(digits.T)]) / n,
         }  # fmt: skip
-    least = len(_blocks(h))
-    most = len(h.of) if h.said.horizon_ms is None and not h.said.wall_clock else 2**53
-    if most < 2**53 and h.scenario.link is None and (h.scenario.router_ms or 0) * 1e6 > 2 * SLACK:
-        most = least  # no two decisions at a time
-    found["decisions"] = max(least, min(said["decisions"], most))
+    least = len(_blocks(f))
+    most = len(f.of) if f.document.horizon_ms is None and not f.document.wall_clock else 2**53
+    if most < 2**53 and f.scenario.link is None and (f.scenario.router_ms or 0) * 1e6 > 2 * SLACK:
+        most = least  # decisions have different times
+    found["decisions"] = max(least, min(given["decisions"], most))
     for key, value in found.items():
-        if not _agree(said[key], value):
-            yield f"summary.{key}: says {said[key]}, the log comes to {value}"
+        exact = value is None or given[key] is None
+        tolerance = {"rel_tol": TOLERANCE, "abs_tol": TOLERANCE}
+        if not (given[key] is value if exact else math.isclose(given[key], value, **tolerance)):
+            yield f"summary.{key}: says {given[key]}, the log comes to {value}"
 
 
-def _agree(said: float | None, found: float | None) -> bool:
-    if said is None or found is None:
-        return said is found
-    return math.isclose(said, found, rel_tol=CLOSE, abs_tol=CLOSE)
-
-
-def _integrals(h: _History, end: int) -> tuple[float, float, float]:
+def _integrals(f: _Facts, end: int) -> tuple[float, float, float]:
     """Joules, and mean and standard deviation over time of the variance of min(U, 1)."""
-    ran, servers = h.batch, h.scenario.servers
+    ran, servers = f.batch, f.scenario.servers
     widest = np.zeros(len(ran), np.int64)
-    np.maximum.at(widest, h.of, h.inputs[0])
-    work = (h.scenario.mmac[ran["segment"], widest, ran["width"]] * ran["images"]).tolist()
+    np.maximum.at(widest, f.of, f.inputs[0])
+    work = (f.scenario.mmac[ran["segment"], widest, ran["width"]] * ran["images"]).tolist()
     at = np.concatenate([ran["start"], ran["end"]])
     of = ran["server"].tolist()
     running, load = [0] * len(servers), [0.0] * len(servers)

@@ -1,4 +1,4 @@
-"""SlimResNet: an image classifier in segments, each of which runs at any of several widths."""
+"""SlimResNet: an image classifier in segments, each runnable at several widths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ except ImportError:
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MOST = 2**16  # channels, classes or blocks: more are a mistake
+_MAX_SIZE = 2**16  # of channels, classes and sides
 
 
 class SlimResNet(nn.Module):
@@ -29,25 +29,25 @@ class SlimResNet(nn.Module):
 
     A 3x3 convolution (the stem), segments of basic blocks (He et al. 2016), the mean over all
     positions and a linear layer. A width w uses the first w * channels of every layer (slimmable
-    networks, Yu et al. 2018). The groups of the norms (Wu & He 2018) have as many channels at every
-    width, so a slice is normalised as inside the wide net: no statistics belong to a width.
+    networks, Yu et al. 2018). The groups of the norms (Wu & He 2018) have the same number of
+    channels at every width, so that a slice is normalised as in the wide net.
 
     Parameters
     ----------
     classes
         Outputs.
     channels
-        Of every segment at width 1. The first keeps the side of the image, each other halves it.
+        Of every segment at width 1. The first keeps the side of the image, the others halve it.
     blocks
         Basic blocks of two 3x3 convolutions a segment.
     in_channels
         Of an image.
     group_channels
-        Channels that are normalised together; must divide those of every segment and width.
+        Channels per group of the norms; divides those of every segment and width.
     widths
         Shares of the channels, ascending.
     seed
-        Of the initial weights; torch's own generator is not touched.
+        Of the initial weights; the global generator of torch is not used.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class SlimResNet(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.classes = integer("classes", classes, 1, _MOST)
+        self.classes = integer("classes", classes, 1, _MAX_SIZE)
         self.blocks = integer("blocks", blocks, 1, 64)
-        self.in_channels = integer("in_channels", in_channels, 1, _MOST)
-        self.group_channels = integer("group_channels", group_channels, 1, _MOST)
-        self.channels = tuple(integer("channels", c, 1, _MOST) for c in channels)
+        self.in_channels = integer("in_channels", in_channels, 1, _MAX_SIZE)
+        self.group_channels = integer("group_channels", group_channels, 1, _MAX_SIZE)
+        self.channels = tuple(integer("channels", c, 1, _MAX_SIZE) for c in channels)
         if not self.channels:
             raise InputError("channels: expected one number a segment, got none")
         self.widths = tuple(number("widths", w, what="a share") for w in widths)
@@ -75,13 +75,13 @@ class SlimResNet(nn.Module):
         self.segments = nn.ModuleList(Segment(self, k, len(self.widths)) for k in segments)
         draw = torch.Generator(device="cpu").manual_seed(integer("seed", seed, 0, 2**31 - 1))
         for weight in self.parameters():
-            if weight.ndim > 1 and not weight.is_meta:  # norms begin as 1 and 0, offsets as 0
+            if weight.ndim > 1 and not weight.is_meta:  # norms are initialised as 1 and 0
                 nn.init.kaiming_normal_(weight, nonlinearity="relu", generator=draw)
-        with torch.no_grad():  # small logits: the first steps do not undo a wrong certainty
+        with torch.no_grad():  # small initial logits
             self.get_parameter(f"segments.{segments[-1]}.weight").mul_(0.1)
 
     def forward(self, x: Tensor, widths: Sequence[int]) -> Tensor:
-        """Logits, shape (n, classes), of images under a tuple of width indices, one a segment."""
+        """Return logits, shape (n, classes), for a tuple of width indices, one a segment."""
         if len(widths) != len(self.channels):
             raise InputError(f"widths: expected {len(self.channels)} indices, got {widths!r:.60}")
         before = 0
@@ -95,11 +95,11 @@ class SlimResNet(nn.Module):
         return self.segments[k](x, width, input_width)  # type: ignore[no-any-return]
 
     def sliced(self, k: int, width: int) -> Segment:
-        """Copy of what one instance holds: segment k at widths up to this, for all input widths."""
+        """Return a copy of segment k for widths up to this one: the content of an instance."""
         integer("segment", k, 0, len(self.channels) - 1)
         integer("width", width, 0, len(self.widths) - 1)
         whole = self.segments[k].state_dict()
-        with torch.device("meta"):  # neither memory nor time for weights that are replaced
+        with torch.device("meta"):  # the weights are replaced
             found = Segment(self, k, width + 1)
         corners = {
             name: whole[name][tuple(slice(n) for n in part.shape)].clone()
@@ -109,14 +109,14 @@ class SlimResNet(nn.Module):
         return found
 
     def mmac(self, side: int = 32) -> list[list[list[float]]]:
-        """Millions of multiply-accumulates an image, [segment][input width][width]."""
+        """Return millions of multiply-accumulates an image, [segment][input width][width]."""
         return network_mmac(
-            self.channels, self.widths, side=integer("side", side, 1, _MOST),
+            self.channels, self.widths, side=integer("side", side, 1, _MAX_SIZE),
             classes=self.classes, blocks=self.blocks, in_channels=self.in_channels,
         )  # fmt: skip
 
     def channels_of(self, k: int) -> list[int]:
-        """Of segment k by width."""
+        """Return the channels of segment k by width."""
         found = [self.channels[k] * width for width in self.widths]
         for width, count in zip(self.widths, found, strict=True):
             whole = math.isclose(count, round(count)) and round(count) > 0
@@ -130,11 +130,11 @@ class SlimResNet(nn.Module):
 
 
 class Segment(nn.Module):
-    """Segment k of a net at so many of its widths: what an instance on a server runs.
+    """Segment k of a net at the first `held` widths: the content of an instance.
 
-    An input enters only through convolutions, never through an identity shortcut, so zero channels
-    added to it (`pad`) change nothing: the first segment begins with the stem, every other with a
-    block that has a projection.
+    An input enters through convolutions only, never through an identity shortcut (the first segment
+    begins with the stem, the others with a projection), so zero channels added by `pad` change
+    nothing.
     """
 
     def __init__(self, net: SlimResNet, k: int, held: int) -> None:
@@ -145,16 +145,16 @@ class Segment(nn.Module):
         ci, co = self.inputs[-1], self.outputs[-1]
         self.stem = None if k else Convolution(ci, co, 3, group)
         first = Block(ci, co, group, 2) if k else Block(co, co, group)
-        rest = [Block(co, co, group) for _ in range(net.blocks - 1)]
-        self.blocks = nn.ModuleList([first, *rest])
+        more = [Block(co, co, group) for _ in range(net.blocks - 1)]
+        self.blocks = nn.ModuleList([first, *more])
         self.weight = nn.Parameter(torch.empty(net.classes, co)) if last else None
         self.bias = nn.Parameter(torch.zeros(net.classes)) if last else None
 
     def forward(self, x: Tensor, width: int, input_width: int = 0) -> Tensor:
-        """Activations, or logits of the last segment, at the width of an index.
+        """Return activations, or logits of the last segment, at the width of an index.
 
-        `x` has shape (n, channels, side, side) with the channels of `input_width`, the index of the
-        widest in the batch (see `pad`; 0 for images).
+        `x` has shape (n, channels, side, side); its channels are those of `input_width` (0 for
+        images).
         """
         co = self.outputs[integer("width", width, 0, len(self.outputs) - 1)]
         ci = self.inputs[integer("input_width", input_width, 0, len(self.inputs) - 1)]
@@ -168,7 +168,7 @@ class Segment(nn.Module):
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions with a shortcut, a projection if they have a stride."""
+    """Two 3x3 convolutions with a shortcut, which is a projection if there is a stride."""
 
     def __init__(self, ci: int, co: int, group: int, stride: int = 1) -> None:
         super().__init__()
@@ -177,13 +177,13 @@ class Block(nn.Module):
         self.shortcut = Convolution(ci, co, 1, group, stride) if stride > 1 else None
 
     def forward(self, x: Tensor, co: int) -> Tensor:
-        """Run the block with so many channels out."""
+        """Run the block with `co` output channels."""
         around = x if self.shortcut is None else self.shortcut(x, co)
         return (self.second(self.first(x, co).relu(), co) + around).relu()  # type: ignore[no-any-return]
 
 
 class Convolution(nn.Module):
-    """A square kernel and a norm; runs with the first channels in and out, as many as asked."""
+    """A square kernel and a norm; runs with the first input and output channels."""
 
     def __init__(self, ci: int, co: int, size: int, group: int, stride: int = 1) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Convolution(nn.Module):
 
 
 def pad(batches: Sequence[Tensor]) -> Tensor:
-    """One batch of several that differ in channels: zeros up to the widest, after the channels."""
+    """Concatenate batches of different widths, padding channels with zeros."""
     widest = max(part.shape[1] for part in batches)
     more = nn.functional.pad
     return torch.cat([more(part, (0, 0, 0, 0, 0, widest - part.shape[1])) for part in batches])

@@ -1,4 +1,4 @@
-"""A placement plan: which instances are resident where from the beginning."""
+"""A placement plan: the instances that are resident on every server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "optsched.routing-plan/1"
 SLOTS: Final = 12
-"""Instances that a server holds at most."""
+"""Maximum number of instances on a server."""
 
 
 class _Instances(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,15 +51,15 @@ class Plan:
     instances
         Rows (server, segment, width), counted from 0, in order.
     status
-        ``"optimal"`` if the planner has proved it, by its model; else ``"feasible"``.
+        ``"optimal"`` if proved in the planner's model, else ``"feasible"``.
     objective_ms, lower_bound_ms
-        Of the planner's model, ms a request, and its bound.
+        Objective of the planner's model, ms a request, and its bound.
     accuracy
         Percent, at the planned rate.
     rate
-        Requests per second that it was planned for.
+        Requests per second that the plan serves.
     shares
-        Of the tuples at that rate, by widths.
+        Share of the requests at that rate, by tuple of widths, ``"0,2,3,3"``.
     """
 
     instances: tuple[tuple[int, int, int], ...]
@@ -68,11 +68,11 @@ class Plan:
     lower_bound_ms: float | None = None
     accuracy: float | None = None
     rate: float | None = None
-    shares: dict[tuple[int, ...], float] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Iterable[Sequence[int]]) -> Plan:
-        """A plan of your own, from rows (server, segment, width)."""
+        """Return a plan of rows (server, segment, width)."""
         found = []
         for i, row in enumerate(rows):
             if len(row) != 3:
@@ -89,28 +89,24 @@ class Plan:
         Raises
         ------
         InputError
-            With the server, segment or width that is not there, or what is too much.
+            With the unknown server, segment or width, or the memory or number exceeded.
         """
         limits = (len(scenario.servers), scenario.n_segments, scenario.n_widths)
         for row in self.instances:
-            if not isinstance(row, tuple) or len(row) != len(limits):
-                raise InputError(f"plan: expected (server, segment, width), got {row!r:.60}")
             for name, value, limit in zip(("server", "segment", "width"), row, limits, strict=True):
-                if not 0 <= value < limit:
-                    raise InputError(
-                        f"plan: {name}: expected an integer in 0..{limit - 1}, got {value}"
-                    )
+                integer(f"plan: {name}", value, 0, limit - 1)
         for s, server in enumerate(scenario.servers):
-            own = [row for row in self.instances if row[0] == s]
-            used = sum(int(scenario.vram[k, w]) for _, k, w in own) / 1000
+            resident = [row[1:] for row in self.instances if row[0] == s]
+            used = sum(int(scenario.vram[row]) for row in resident) / 1000
             if used > server.vram_mb + 5e-4:
                 raise InputError(
                     f"plan: server {server.id!r} has {server.vram_mb:g} MB, its instances take "
                     f"{used:g} MB"
                 )
-            if len(own) > SLOTS:
+            if len(resident) > SLOTS:
                 raise InputError(
-                    f"plan: server {server.id!r} gets {len(own)} instances, at most {SLOTS} run"
+                    f"plan: server {server.id!r} gets {len(resident)} instances, at most {SLOTS} "
+                    "run"
                 )
 
     @classmethod
@@ -130,7 +126,6 @@ class Plan:
         found = msgspec.structs.asdict(decode_document(tree, _Document, FORMAT, name))
         del found["format"]
         number = {server.id: s for s, server in enumerate(scenario.servers)}
-        named = {",".join(map(str, row)): tuple(row) for row in scenario.tuples.tolist()}
         rows = []
         with placed(f"{name}: "):
             one_of("status", found["status"], ("optimal", "feasible"))
@@ -139,28 +134,16 @@ class Plan:
                     raise InputError(f"instances[{i}].server: there is no {row.server!r:.60}")
                 count = integer(f"instances[{i}].count", row.count, 0, SLOTS)
                 rows += [(number[row.server], row.segment, row.width)] * count
-            for key, value in found["shares"].items():
-                if key not in named or not 0 <= value <= 1 + 1e-6:
-                    raise InputError(
-                        "shares: expected widths of every segment and a number in 0..1, got "
-                        f"{key!r:.60}: {value!r:.60}"
-                    )
-            found["shares"] = {named[key]: value for key, value in found["shares"].items()}
             plan = cls(tuple(sorted(rows)), **found)
             plan.check(scenario)
         return plan
 
-    def to_json(self, scenario: Scenario) -> bytes:
-        """The document ``optsched.routing-plan/1``, for the servers of this scenario."""
+    def write(self, path: str | os.PathLike[str], scenario: Scenario) -> None:
+        """Write ``optsched.routing-plan/1``, for the servers of this scenario."""
         rows = [
             _Instances(scenario.servers[s].id, k, w, count)
             for (s, k, w), count in sorted(Counter(self.instances).items())
         ]
-        shares = {",".join(map(str, row)): value for row, value in self.shares.items()}
         numbers = {key: value for key, value in vars(self).items() if key != "instances"}
-        found = _Document(format=FORMAT, instances=rows, **{**numbers, "shares": shares})
-        return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
-
-    def write(self, path: str | os.PathLike[str], scenario: Scenario) -> None:
-        """Write ``optsched.routing-plan/1``."""
-        write_atomic(path, self.to_json(scenario))
+        found = _Document(format=FORMAT, instances=rows, **numbers)
+        write_atomic(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")

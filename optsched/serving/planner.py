@@ -1,4 +1,4 @@
-"""Linear models of routing: the placement plan, and the fluid optimum of a plan."""
+"""Mixed-integer model of the placement plan."""
 
 from __future__ import annotations
 
@@ -16,95 +16,34 @@ from optsched.serving.plan import SLOTS, Plan
 if TYPE_CHECKING:
     import os
 
-    import numpy.typing as npt
-
+    from optsched.serving.fields import FloatArray
     from optsched.serving.scenario import Scenario
 
-MOST_TUPLES: Final = 4096
+MAX_TUPLES: Final = 4096
 
 BATCH: Final = 8
-"""Mean batch that the models assume."""
+"""Mean batch size of the model."""
 
 BUSY: Final = 0.8
-"""Share of the time that instances may be busy at the planned rate."""
+"""Maximum utilisation of instances at the planned rate."""
 
 WAITING: Final = (1.5, 0.8, 0.4, 0.25)
-"""Mean wait at 0, 1, 2, ... instances of a segment on a server, in service times (rough)."""
+"""Mean wait with 0, 1, 2, ... instances of a segment on a server, in service times (rough)."""
 
 
 class TooLate(InputError):
-    """No plan was found in time."""
+    """No plan was found within the time limit."""
 
 
 class _Times(NamedTuple):
-    """Of a batch of `BATCH` images, [server][segment][input width][width]."""
+    """Durations of a batch of `BATCH` images, [server][segment][input width][width]."""
 
-    busy: npt.NDArray[np.float64]
+    busy: FloatArray
     """ns of an instance per image."""
-    load: npt.NDArray[np.float64]
+    load: FloatArray
     """ns of U = 1 per image."""
-    whole: npt.NDArray[np.float64]
+    whole: FloatArray
     """ns from start to end."""
-
-
-def plan_instances(
-    scenario: Scenario,
-    *,
-    rate: float | None = None,
-    headroom: float = 3.0,
-    time_limit: float = 10.0,
-) -> Plan:
-    """Choose which instances are resident where, by a mixed-integer model.
-
-    Integers are the instances per server, segment and width; the rest is fluid: shares of tuples,
-    and the server of every step (segment, input width, width). Instances are busy at most `BUSY`
-    of the time at the planned rate, batches of a width run on instances at least as wide, a
-    server's load stays below its knee, memory and slots suffice. Minimised is what a request
-    costs: batch times, lost accuracy, and a rough wait that falls with the instances of a segment
-    on a server. How much each width counts there comes from the model without integers.
-
-    Parameters
-    ----------
-    scenario
-        Servers and network; of the trace only the mean rate is looked at.
-    rate
-        Requests per second; None: the trace's mean.
-    headroom
-        Planned is for so many times the rate, so that bursts are served.
-    time_limit
-        Seconds.
-
-    Returns
-    -------
-    Plan
-        With its status and bound by the model. If not even the narrowest tuple fits the rate, a
-        plan for a lower one, its `rate`, found by halving.
-
-    Raises
-    ------
-    InputError
-        Servers cannot hold an instance of every segment.
-    TooLate
-        No plan was found in time.
-    """
-    number("headroom", headroom, above=True)
-    given = scenario.rate if rate is None else number("rate", rate, what="requests per second")
-    end = time.monotonic() + time_limit
-    busy = _times(scenario).busy
-    least = busy.min(axis=(0, 2, 3)).sum()  # ns of an image, at best
-    target = min(max(given, 1e-3) * headroom, 1e9 * SLOTS * len(busy) * BUSY / max(least, 1e-3))
-    for step in range(60):
-        fluid = _solve(scenario, target, None, end - time.monotonic())
-        if step == 0 and fluid is None:  # perhaps no rate fits
-            if _solve(scenario, target / 2**60, None, end - time.monotonic()) is None:
-                break
-        elif fluid is not None:
-            weight = _weights(scenario, fluid.shares)
-            found = _solve(scenario, target, None, end - time.monotonic(), weight)
-            if found is not None:
-                return found
-        target /= 2
-    raise InputError("servers: together they cannot hold an instance of every segment")
 
 
 def plan_of(
@@ -116,121 +55,100 @@ def plan_of(
     return None if str(given) == "cold" else Plan.read(given, scenario)
 
 
-def fluid_shares(
-    scenario: Scenario, plan: Plan | None, *, rate: float | None = None
-) -> npt.NDArray[np.float64]:
-    """The best shares of all tuples at a rate, by the fluid model.
+def plan_instances(
+    scenario: Scenario,
+    *,
+    rate: float | None = None,
+    headroom: float = 3.0,
+    time_limit: float = 10.0,
+) -> Plan:
+    """Choose the resident instances of every server by a mixed-integer model.
+
+    Integers are the instances per server, segment and width; the other variables are shares: of
+    tuples, and of servers for every step (segment, input width, width). Utilisation of instances is
+    at most `BUSY` at the planned rate, batches of a width run on instances at least as wide, the
+    load of a server stays below its knee, memory and slots suffice. The objective is the cost of a
+    request: batch times, lost accuracy, and a rough wait that decreases with the instances of a
+    segment on a server, weighted by the shares of the model without integers.
 
     Parameters
     ----------
     scenario
-        Servers and network.
-    plan
-        Instances; None: those that the model would choose itself.
+        Servers and network; of the trace only the mean rate is used.
     rate
-        Requests per second; None: the trace's mean. A rate that is too high is lowered until it
-        fits.
+        Requests per second; None: the mean of the trace.
+    headroom
+        The planned rate is this multiple of `rate`, for bursts.
+    time_limit
+        Seconds.
 
     Returns
     -------
-    array
-        A share a tuple, in the order of `Scenario.tuples`.
+    Plan
+        With its status and bound in the model. If the narrowest tuple does not serve the rate, a
+        plan for a lower one, found by halving.
+
+    Raises
+    ------
+    InputError
+        Servers cannot hold an instance of every segment.
+    TooLate
+        No plan was found in time.
     """
-    target = max(scenario.rate if rate is None else rate, 1e-3)
-    for _ in range(40):
-        found = _solve(scenario, target, plan, 10.0)
-        if found is not None:
-            rows = scenario.tuples.tolist()
-            shares = np.array([found.shares.get(tuple(row), 0.0) for row in rows])
-            return shares / float(shares.sum())
-        target *= 0.8
-    raise InputError("plan: it serves no request")
+    number("headroom", headroom, above=True)
+    mean = scenario.rate if rate is None else number("rate", rate, what="requests per second")
+    if len(scenario.tuples) > MAX_TUPLES:
+        raise InputError(
+            f"widths: the planner's model takes {MAX_TUPLES} tuples, here are "
+            f"{len(scenario.tuples)}; give another plan, or start cold"
+        )
+    end = time.monotonic() + time_limit
+    busy = _times(scenario).busy
+    least = busy.min(axis=(0, 2, 3)).sum()  # ns of an image, at best
+    target = min(max(mean, 1e-3) * headroom, 1e9 * SLOTS * len(busy) * BUSY / max(least, 1e-3))
+    for step in range(60):
+        relaxed = _solve(scenario, target, end - time.monotonic())
+        if relaxed is not None:
+            found = _solve(scenario, target, end - time.monotonic(), _weights(scenario, relaxed))
+            if found is not None:
+                return found
+        elif step == 0 and _solve(scenario, target / 2**60, end - time.monotonic()) is None:
+            break
+        target /= 2
+    raise InputError("servers: together they cannot hold an instance of every segment")
 
 
 def _times(scenario: Scenario) -> _Times:
-    work = BATCH * scenario.mmac[None]
-    cost = BATCH * scenario.cost
     busy, load = np.empty_like(scenario.cost), np.zeros_like(scenario.cost)
     for s, server in enumerate(scenario.servers):
         slowed = 1.0
         if server.contention is not None:
-            knee = min(server.contention.knee, 1.0)
-            slowed += server.contention.below * knee / 2
-        busy[s] = (scenario.launch[s] + cost[s] * slowed) / BATCH
+            slowed += server.contention.below * min(server.contention.knee, 1.0) / 2
+        busy[s] = scenario.launch[s] / BATCH + scenario.cost[s] * slowed
         if server.sat_mmac is not None:
-            x = work[0] / server.sat_mmac
+            x = BATCH * scenario.mmac / server.sat_mmac
             load[s] = busy[s] * (x / (1 + x) + 0.02)
     return _Times(busy, load, busy * BATCH)
 
 
-def _solve(
-    scenario: Scenario, rate: float, plan: Plan | None, seconds: float, weight: Any = None
-) -> Plan | None:
-    """The best plan at a rate, or with a plan the best shares; None if the rate is too high.
+def _solve(scenario: Scenario, rate: float, seconds: float, weight: Any = None) -> Plan | None:
+    """The best plan at a rate; None if the rate is too high.
 
-    Without `weight`, of how often every width is run, instances are fractions.
+    Without `weight` (how often every width is run, [segment][width]) instances are fractions.
     """
     from ortools.linear_solver import pywraplp
 
     solver: Any = pywraplp.Solver.CreateSolver("GLOP" if weight is None else "SCIP")
-    servers, (segments, widths) = len(scenario.servers), scenario.vram.shape
-    if len(scenario.tuples) > MOST_TUPLES:
-        raise InputError(
-            f"widths: the planner's model takes {MOST_TUPLES} tuples, here are "
-            f"{len(scenario.tuples)}; give a plan of your own, or start cold"
-        )
-    times, per_ns = _times(scenario), rate / 1e9
     share = [solver.NumVar(0, 1, "") for _ in scenario.tuples]
-    solver.Add(solver.Sum(share) == 1)
-    inputs = [range(widths) if k else range(1) for k in range(segments)]
-    flow = {
-        (s, k, i, w): solver.NumVar(0, 1, "")
-        for s, k in product(range(servers), range(segments))
-        for i in inputs[k]
-        for w in range(widths)
-    }
-    for k in range(segments):
-        for i, w in product(inputs[k], range(widths)):
-            own = np.flatnonzero((scenario.inputs[:, k] == i) & (scenario.tuples[:, k] == w))
-            moved = solver.Sum([flow[s, k, i, w] for s in range(servers)])
-            solver.Add(moved == solver.Sum([share[j] for j in own]))
-    count: Any = np.zeros((servers, segments, widths), np.int64)
-    if plan is None:
-        count = np.empty((servers, segments, widths), object)
-        for at in np.ndindex(count.shape):
-            count[at] = (solver.NumVar if weight is None else solver.IntVar)(0, SLOTS, "")
-    else:
-        np.add.at(count, tuple(np.array(plan.instances, np.int64).reshape(-1, 3).T), 1)
-    cost = []
-    for s, server in enumerate(scenario.servers):
-        if plan is None:
-            solver.Add(solver.Sum(list(count[s].ravel())) <= SLOTS)
-            held = [
-                int(v) * n for v, n in zip(scenario.vram.ravel(), count[s].ravel(), strict=True)
-            ]
-            solver.Add(solver.Sum(held) <= round(server.vram_mb * 1000))
-        load = []
-        for k in range(segments):
-            steps = [(i, w) for i in inputs[k] for w in range(widths)]
-            busy = {at: per_ns * times.busy[s, k][at] for at in steps}
-            for least in range(widths):  # nested pools: who needs at least this width
-                needed = [busy[at] * flow[(s, k, *at)] for at in steps if at[1] >= least]
-                there = (
-                    solver.Sum(list(count[s, k, least:]))
-                    if plan is None
-                    else int(count[s, k, least:].sum())
-                )
-                solver.Add(solver.Sum(needed) <= BUSY * there)
-                if weight is not None:  # also at a rate within the tolerance of integers
-                    any_of = [flow[(s, k, *at)] for at in steps if at[1] >= least]
-                    solver.Add(solver.Sum(any_of) <= there)
-            load += [per_ns * times.load[s, k][at] * flow[(s, k, *at)] for at in steps]
-            cost += [times.whole[s, k][at] * flow[(s, k, *at)] for at in steps]
-            if weight is not None:
-                cost += _waiting(scenario, solver, times.whole[s, k], weight, count, s, k)
-        knee = 1.0 if server.contention is None else server.contention.knee
-        solver.Add(solver.Sum(load) <= knee)
-    cost += [value * one for value, one in zip(scenario.lost.tolist(), share, strict=True)]
+    count = np.empty((len(scenario.servers), *scenario.vram.shape), object)
+    for at in np.ndindex(count.shape):
+        count[at] = (solver.NumVar if weight is None else solver.IntVar)(0, SLOTS, "")
+    flow = _flow(scenario, solver, share)
+    cost = [value * one for value, one in zip(scenario.lost.tolist(), share, strict=True)]
+    for s in range(len(scenario.servers)):
+        cost += _server_costs(scenario, solver, rate, count[s], flow, s)
+        if weight is not None:
+            cost += _waiting(scenario, solver, weight, count[s], flow, s)
     solver.Minimize(solver.Sum(cost))
     solver.SetTimeLimit(max(1, round(seconds * 1000)))
     status = solver.Solve()
@@ -238,51 +156,92 @@ def _solve(
         if status == solver.NOT_SOLVED or seconds <= 0:
             raise TooLate("time_limit: no plan was found in time; give more")
         return None
-    found = np.array([one.solution_value() for one in share])
-    rows = () if plan is None else plan.instances
-    if weight is not None:
-        chosen = ((at, round(count[at].solution_value())) for at in np.ndindex(count.shape))
-        rows = tuple(at for at, n in chosen for _ in range(n))
-    tuples = map(tuple, scenario.tuples.tolist())
+    chosen = [] if weight is None else [*np.ndindex(count.shape)]
+    values = np.array([one.solution_value() for one in share])
     objective = solver.Objective()
     return Plan(
-        rows,
+        tuple(at for at in chosen for _ in range(round(count[at].solution_value()))),
         "optimal" if status == solver.OPTIMAL else "feasible",
         objective.Value() / NS_PER_MS,
         None if weight is None else objective.BestBound() / NS_PER_MS,
-        float(found @ scenario.points) / POINTS,
+        float(values @ scenario.points) / POINTS,
         rate,
-        {row: float(one) for row, one in zip(tuples, found, strict=True) if one > 1e-9},
+        {
+            ",".join(map(str, row)): float(one)
+            for row, one in zip(scenario.tuples.tolist(), values, strict=True)
+            if one > 1e-9
+        },
     )
 
 
-def _waiting(
-    scenario: Scenario, solver: Any, service: Any, weight: Any, count: Any, s: int, k: int
+def _flow(scenario: Scenario, solver: Any, share: list[Any]) -> dict[tuple[int, ...], Any]:
+    """Share of the requests by (server, segment, input width, width); sums equal the tuples'."""
+    servers, (segments, widths) = range(len(scenario.servers)), scenario.vram.shape
+    solver.Add(solver.Sum(share) == 1)
+    flow: dict[tuple[int, ...], Any] = {}
+    for s, k in product(servers, range(segments)):
+        for i, w in product(range(widths if k else 1), range(widths)):
+            flow[s, k, i, w] = solver.NumVar(0, 1, "")
+    for k in range(segments):
+        for i, w in product(range(widths if k else 1), range(widths)):
+            same = np.flatnonzero((scenario.inputs[:, k] == i) & (scenario.tuples[:, k] == w))
+            moved = solver.Sum([flow[s, k, i, w] for s in servers])
+            solver.Add(moved == solver.Sum([share[j] for j in same]))
+    return flow
+
+
+def _server_costs(
+    scenario: Scenario, solver: Any, rate: float, count: Any, flow: Any, s: int
 ) -> list[Any]:
-    """What requests wait less, the more instances of segment k can run them, on server s."""
+    """Costs of the batches of server s; adds its memory, slots, utilisation and load."""
+    times, per_ns, server = _times(scenario), rate / 1e9, scenario.servers[s]
+    solver.Add(solver.Sum(list(count.ravel())) <= SLOTS)
+    held = [int(v) * n for v, n in zip(scenario.vram.ravel(), count.ravel(), strict=True)]
+    solver.Add(solver.Sum(held) <= round(server.vram_mb * 1000))
+    load, cost = [], []
+    for k, row in enumerate(count):
+        steps = [at[2:] for at in flow if at[:2] == (s, k)]
+        for least in range(len(row)):  # nested pools: batches that need at least this width
+            pool = [at for at in steps if at[1] >= least]
+            busy = [per_ns * times.busy[(s, k, *at)] * flow[(s, k, *at)] for at in pool]
+            solver.Add(solver.Sum(busy) <= BUSY * solver.Sum(list(row[least:])))
+        load += [per_ns * times.load[(s, k, *at)] * flow[(s, k, *at)] for at in steps]
+        cost += [times.whole[(s, k, *at)] * flow[(s, k, *at)] for at in steps]
+    solver.Add(solver.Sum(load) <= (1.0 if server.contention is None else server.contention.knee))
+    return cost
+
+
+def _waiting(
+    scenario: Scenario, solver: Any, weight: Any, count: Any, flow: Any, s: int
+) -> list[Any]:
+    """Rough costs of waiting on server s, which decrease with the instances of a segment."""
+    service = _times(scenario).whole[s]
     speed = 1 / np.maximum(scenario.cost.mean(axis=(1, 2, 3)) + scenario.launch, 1)
     found = []
-    for v in np.flatnonzero(weight[k]):
-        steps = [solver.NumVar(0, 1, "") for _ in WAITING[1:]]
-        solver.Add(solver.Sum(steps) <= solver.Sum(list(count[s, k, v:])))
-        worth = float(service[:, v].mean() * speed[s] / speed.sum() * weight[k, v])
-        found.append(WAITING[0] * worth)
-        for before, after, step in zip(WAITING[:-1], WAITING[1:], steps, strict=True):
-            found.append(-(before - after) * worth * step)
+    for k, row in enumerate(count):
+        for v in range(len(row)):  # also at a rate within the tolerance of integers
+            pool = [flow[at] for at in flow if at[:2] == (s, k) and at[3] >= v]
+            solver.Add(solver.Sum(pool) <= solver.Sum(list(row[v:])))
+        for v in np.flatnonzero(weight[k]):
+            steps = [solver.NumVar(0, 1, "") for _ in WAITING[1:]]
+            solver.Add(solver.Sum(steps) <= solver.Sum(list(row[v:])))
+            price = float(service[k, :, v].mean() * speed[s] / speed.sum() * weight[k, v])
+            found.append(WAITING[0] * price)
+            for before, after, step in zip(WAITING[:-1], WAITING[1:], steps, strict=True):
+                found.append(-(before - after) * price * step)
     return found
 
 
-def _weights(scenario: Scenario, shares: dict[tuple[int, ...], float]) -> Any:
-    """How often every width is run, [segment][width]: half at the planned rate, half when quiet."""
-    found = np.zeros(scenario.vram.shape)
-    quiet = tuple(scenario.tuples[_best_alone(scenario)].tolist())
-    for row, share in [*shares.items(), (quiet, 1.0)]:
-        found[np.arange(len(row)), row] += share / 2
-    return found
+def _weights(scenario: Scenario, relaxed: Plan) -> FloatArray:
+    """How often every width is run, [segment][width]: half at the planned rate, half at low load.
 
-
-def _best_alone(scenario: Scenario) -> int:
-    """The tuple that costs a lone request least, lost accuracy included."""
+    At low load every request runs the tuple that costs a single request least.
+    """
     segments = np.arange(scenario.n_segments)
     alone = scenario.cost[:, segments, scenario.inputs, scenario.tuples].sum(axis=2).min(axis=0)
-    return int((alone + scenario.lost).argmin())
+    best = scenario.tuples[int((alone + scenario.lost).argmin())]
+    found = np.zeros(scenario.vram.shape)
+    found[segments, best] = 0.5
+    for key, share in relaxed.shares.items():
+        found[segments, [int(w) for w in key.split(",")]] += share / 2
+    return found

@@ -1,4 +1,4 @@
-"""A learned router: a network as a file of weights, whose decisions the kernels compute."""
+"""A learned router: a network as a file of weights, evaluated by the kernels of the simulator."""
 
 from __future__ import annotations
 
@@ -25,32 +25,31 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "optsched.policy/1"
 HIDDEN: Final = 64  # units of each of the two layers
-GROUPS: Final = len(rules.GROUPS)  # a block has 1, 2, 4, ... 32 requests at most
-_PARTS: Final = 2**24  # random numbers are integers below
+GROUPS: Final = len(rules.GROUPS)  # maximum size of a block: 1, 2, 4, ... 32
+_PARTS: Final = 2**24  # resolution of random numbers
 _SIZES: Final = ("servers", "segments", "widths")
-_MOST_BYTES: Final = 2**26
+_MAX_BYTES: Final = 2**26
 
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A network that chooses server, width and group; a router as `Router` is one.
+    """Router that chooses server, width and group by a network: two layers of 64 tanh units.
 
-    Two layers of 64 tanh units, and a linear head each for server, width and group (1, 2, ... 32).
-    Instead of a server that can never run the segment the next one is taken, instead of a width
-    that it can never run the widest below.
+    If the chosen server can never run the segment, the next one is taken; if it can never run the
+    width, the widest one below.
 
     Parameters
     ----------
     weights
-        W1, b1, W2, b2 of the layers and W3, b3 of all heads, [input][unit], one after the other.
+        W1, b1, W2, b2 of the layers and W3, b3 of all heads, [input][unit], concatenated.
     servers, segments, widths
-        What it was trained for.
+        Sizes of the scenario that it was trained for.
     state
         ``"paper"`` (2 + 3N features) or ``"extended"`` (15 + 8N for four segments).
     epsilon
         Share of the uniform distribution in the choice of the server.
     sampled
-        Decisions are drawn, with the simulation's seed; False: the most likely ones.
+        Draw decisions, with the simulation's seed; False: take the most likely ones.
     """
 
     weights: Any
@@ -79,35 +78,35 @@ class Policy:
         object.__setattr__(self, "weights", frozen(found.astype(np.float64)))
 
     def compiled(self, scenario: Scenario, _plan: Plan | None, seed: int) -> rules.Compiled:
-        """What the simulation's kernels read; a scenario of other sizes is refused."""
-        wanted = (len(scenario.servers), scenario.n_segments, scenario.n_widths)
-        for key, size in zip(_SIZES, wanted, strict=True):
+        """Return the arrays of the kernels; a scenario of other sizes is refused."""
+        shape = (len(scenario.servers), scenario.n_segments, scenario.n_widths)
+        for key, size in zip(_SIZES, shape, strict=True):
             if getattr(self, key) != size:
                 raise InputError(
                     f"policy: was trained for {getattr(self, key)} {key}, the scenario has {size}"
                 )
-        inputs, _, room = sizes(self.state, *wanted)
+        inputs, _, buffers = sizes(self.state, *shape)
         rule = np.zeros(1, rules.RULE)
         rule["server"], rule["inputs"], rule["sampled"] = rules.POLICY, inputs, self.sampled
         rule["epsilon"], rule["random"] = self.epsilon, rules.first_random(seed)
-        return rules.Compiled.of(rule, np.append(self.weights, np.zeros(room)))
+        return rules.Compiled(rule, weights=np.append(self.weights, np.zeros(buffers)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an ``.npz``, all of it or nothing."""
+        """Write an ``.npz``, atomically."""
         stream = io.BytesIO()
         np.savez(stream, format=np.array(FORMAT), **vars(self))
         write_atomic(path, stream.getvalue())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """Read what `save` wrote.
+        """Read a file of `save`.
 
         Raises
         ------
         InputError
-            Another file, a newer format, other shapes, or weights that are no numbers.
+            A different kind of file, a newer format, or a field that is missing or wrong.
         """
-        found: dict[str, Any] = unpack_arrays(read_bytes(path), str(path), _MOST_BYTES)
+        found: dict[str, Any] = unpack_arrays(read_bytes(path), str(path), _MAX_BYTES)
         weights, form = found.pop("weights", None), found.pop("format", "nothing")
         try:
             if str(form) != FORMAT:
@@ -122,24 +121,24 @@ class Policy:
 
 
 def sizes(state: str, servers: int, segments: int, widths: int) -> tuple[int, int, int]:
-    """Numbers of features, of weights, and of what a forward pass writes."""
+    """Return the numbers of features, of weights, and of buffers of a forward pass."""
     n = 2 + 3 * servers if state == "paper" else 3 + 3 * segments + 8 * servers
     heads = servers + widths + GROUPS
     return n, (n + HIDDEN + 2) * HIDDEN + (HIDDEN + 1) * heads, n + 2 * HIDDEN + heads
 
 
-# kernels; ``world.weights`` holds the parameters, and after them room for one forward pass
+# kernels; ``world.weights`` holds the parameters, followed by the buffers of one forward pass
 
 
 @helper(counted=False, inline=True)
 def features(world):  # type: ignore[no-untyped-def]
-    """Write what the network sees at a decision; returns where it begins in ``world.weights``.
+    """Write the features of a decision; returns their position in ``world.weights``.
 
-    Reconstructed: Q requests at the router, C completed of those that arrived, and per server
-    MMACs that wait, power and U; then the head's segment, its last width and all before, requests
-    at the router by segment, the head's age, and per server ms that wait and run, free instances of
-    the head's segment, free memory, whether the segment is resident at full width. Counts, times
-    and U as log(1 + x), the rest as fractions.
+    Reconstructed from the paper: requests at the router, share completed, and per server MMACs that
+    are queued, power and U. Extended: segment, last width and earlier ones, requests at the router
+    by segment, age of the head, and per server queued and running ms, free instances of the
+    segment, free memory, whether the segment is resident at full width. Counts, times and U as
+    log(1 + x), all others as fractions.
     """
     x = world.weights
     trace = world.trace[0]
@@ -159,10 +158,11 @@ def features(world):  # type: ignore[no-untyped-def]
         x[at + 1] = server.watts / max(server.peak_w, 1e-9)
         x[at + 2] = math.log1p(server.load / UNIT)
         at += 3
-    if at == first + n:  # the paper's
+    if at == first + n:  # paper
         return first
-    head = world.request[world.fifo[trace.queue].head]
-    prefix, k = head.tuple, trace.segment
+    k = trace.segment
+    head = world.request[world.fifo[k].head]
+    prefix = head.tuple
     for f in range(segments):
         x[at + f] = 1.0 if f == k else 0.0
         x[at + segments + f] = 0.0
@@ -172,7 +172,7 @@ def features(world):  # type: ignore[no-untyped-def]
         x[at + segments + f] = (prefix % widths + 1) / widths
         prefix //= widths
     at += 3 * segments
-    x[at] = math.log1p((trace.now - world.arrival[world.fifo[trace.queue].head]) * 1e-6)
+    x[at] = math.log1p((trace.now - world.arrival[world.fifo[k].head]) * 1e-6)
     at += 1
     for s in range(servers):
         server = core.server[s]
@@ -194,10 +194,10 @@ def features(world):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def decide(world):  # type: ignore[no-untyped-def]
-    """Write server, width and group for the head of ``trace.queue``; False if that is not ours.
+    """Write server, width and group of the next block; False for a router in Python.
 
-    pi(s, w, g) = pi_server pi_width pi_group, a softmax each, the server's mixed with the uniform
-    distribution: (1 - epsilon) pi + epsilon / N (reconstructed).
+    pi(s, w, g) = pi_server pi_width pi_group, a softmax each; the server's is mixed with the
+    uniform distribution: (1 - epsilon) pi + epsilon / N (reconstructed).
     """
     rule = world.rule[0]
     if rule.server != rules.POLICY:
@@ -216,7 +216,7 @@ def decide(world):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def set_decision(world, s, w, g):  # type: ignore[no-untyped-def]
-    """Write the next server from s on and the widest width up to w that can be, and 2 to the g."""
+    """Write the first feasible server from s on, the widest feasible width up to w, and 2**g."""
     trace = world.trace[0]
     servers = len(world.feasible)
     for _ in range(servers):
@@ -230,7 +230,7 @@ def set_decision(world, s, w, g):  # type: ignore[no-untyped-def]
 
 @helper(counted=False)
 def _layer(x, weight, given, n, m, squashed):  # type: ignore[no-untyped-def]
-    """``x[given + n:][:m] = x[given:][:n] @ W + b``; where the next weights begin, and the m."""
+    """``x[given + n:][:m] = x[given:][:n] @ W + b``; positions of the next weights and of the m."""
     # unsigned: indices that may be negative are not vectorised, which takes twice as long
     made, bias, columns = np.uint64(given + n), np.uint64(weight + n * m), np.uint64(m)
     for j in range(columns):
@@ -247,7 +247,7 @@ def _layer(x, weight, given, n, m, squashed):  # type: ignore[no-untyped-def]
 
 @helper(counted=False)
 def _choose(x, at, n, rule, epsilon):  # type: ignore[no-untyped-def]
-    """The likeliest of n logits; or one drawn by (1 - epsilon) softmax + epsilon / n."""
+    """The most likely of n logits; or one drawn by (1 - epsilon) softmax + epsilon / n."""
     best, total = 0, 0.0
     for j in range(n):
         if x[at + j] > x[at + best]:

@@ -1,4 +1,4 @@
-"""What segments take on this machine, and the scenario that follows from it."""
+"""Measure the costs of a network on this machine and make a scenario of them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from optsched.serving.fields import FloatArray
     from optsched.serving.network import SlimResNet
 
-_WARM: Final = 2  # rounds that are not counted
-_TRIAL: Final = 200  # requests that are served to see how long the router takes
+_WARM: Final = 2  # warm-up rounds
+_TRIAL: Final = 200  # requests to measure the duration of decisions
 
 
 class Sample(NamedTuple):
-    """The median ms of a batch while so many of its kind run together, and what the fit says."""
+    """Median ms of a batch while `together` such batches run, and the fitted value."""
 
     segment: int
     input_width: int
@@ -38,10 +38,7 @@ class Sample(NamedTuple):
 
 
 class DeviceCosts(NamedTuple):
-    """What batches take on one server.
-
-    `error` is the mean relative one on the single batches that the fit has not seen.
-    """
+    """Costs on one server; `error` is the mean relative error on batches held out of the fit."""
 
     server: Server
     error: float | None
@@ -99,23 +96,23 @@ def profile(
 ) -> Costs:
     """Measure every segment, input width, width and batch on every server, and fit its costs.
 
-    The servers are those of `Executor`, all at work, and a time is what the parent process sees:
-    messages count. Instances have all widths; some are measured several at a time.
+    The servers are those of `Executor`, all busy; times are measured in the parent process and
+    include messages. Instances have all widths; some are measured several at a time.
 
     Parameters
     ----------
     net, devices
-        Its weights do not matter; see `Servers`.
+        Any weights; see `Servers`.
     batches
         Sizes; the largest becomes the scenario's `max_batch`.
     side
         Pixels of an image's side.
     repeats
-        Rounds, each in an order of its own, of which medians are taken.
+        Rounds in random orders, of which medians are taken.
     seed
-        Of the orders, and of the fifth that the fit does not see.
+        Of the orders and of the batches held out of the fit.
     on_progress
-        Called with rounds done and rounds to do.
+        Called with the numbers of completed and of all rounds.
     """
     from optsched.serving.server_process import Servers
 
@@ -151,26 +148,26 @@ def profile(
                 times = np.array(servers.run(tasks))
                 to = np.array(tasks, object)[:, 0]
                 row[every, step] = [times[to == s].mean() for s in every]
-                sleep(times.max() / 1e3)  # servers rest between batches, as they do in use
+                sleep(times.max() / 1e3)  # idle time between batches, as in use
             if on_progress is not None:
                 on_progress(done, rounds)
         size = [[sum(p.nbytes for p in net.sliced(j, v).parameters()) + servers.memory.nbytes
                  for v in range(w)] for j in range(k)]  # fmt: skip
     vram_mb = (np.array(size) / 1e6).round(3)
-    room = SLOTS * float(vram_mb.max())  # for as many instances as a server holds
+    capacity = SLOTS * float(vram_mb.max())
     found = []
     for s, (device, _) in enumerate(servers.places):
         medians = np.median(ms[_WARM:, s], axis=0).tolist()
         samples = [Sample(*case, took, c in held)
                    for c, (case, took) in enumerate(zip(cases, medians, strict=True))]  # fmt: skip
         load_ms = float(np.median(loads, axis=0)[s])
-        found.append(fit(f"{device}-{s}", room, load_ms, samples, mmac))
+        found.append(fit(f"{device}-{s}", capacity, load_ms, samples, mmac))
     costs = Costs(sizes[-1], net.widths, mmac.tolist(), vram_mb.tolist(), found)
     return costs._replace(router_ms=_router_ms(net, costs, devices, side))
 
 
 def _router_ms(net: SlimResNet, costs: Costs, devices: Sequence[str], side: int) -> float:
-    """The median ms from the end of a request's batch to its next queue, in a trial."""
+    """Median ms between the end of a request's batch and its next queue, in a trial."""
     import torch
 
     from optsched.serving.executor import Executor
@@ -178,7 +175,7 @@ def _router_ms(net: SlimResNet, costs: Costs, devices: Sequence[str], side: int)
     k, w = np.shape(costs.vram_mb)
     alone = max(k * one.server.launch_ms + np.max(one.server.cost_ms, axis=(1, 2)).sum()
                 for one in costs.devices)  # fmt: skip
-    rate = 250 * len(devices) / alone  # a quarter of the machine's power
+    rate = 250 * len(devices) / alone  # a load of a quarter
     scenario = costs.scenario(np.zeros((w,) * k), rate=rate, seconds=_TRIAL / rate)
     plan = Plan.of([(s, j, w - 1) for s in range(len(devices)) for j in range(k)])
     router = Router(RandomWidth(), RoundRobin(), 1)
@@ -194,11 +191,11 @@ def _router_ms(net: SlimResNet, costs: Costs, devices: Sequence[str], side: int)
 def fit(
     name: str, vram_mb: float, load_ms: float, samples: Sequence[Sample], mmac: FloatArray
 ) -> DeviceCosts:
-    """Costs with the least relative errors; `mmac` is [segment][input width][width].
+    """Fit the costs of a server by least relative errors; `mmac` is [segment][input width][width].
 
-    First launch and costs, from single batches, by non-negative least squares. Then how many at a
-    time slow each other down, over a grid of knees; the slope above the knee is such that what all
-    samples take together is right. Below it there is none: a batch's own share is in its cost.
+    First launch and costs, from single batches, by non-negative least squares. Then contention, by
+    a grid of knees; the slope above the knee makes the sum over all samples exact. The slope below
+    is 0, since the load of a single batch is included in its cost.
     """
     from scipy.optimize import nnls
 
@@ -211,24 +208,24 @@ def fit(
     a[:, 0], a[np.arange(len(ms)), column] = 1 / ms, n / ms
     seen = ~held & ~many
     x = nnls(a[seen], np.ones(int(seen.sum())))[0]
-    launch, own = float(x[0]), n * x[column]
-    rest, best, slower = ms - launch - own, None, np.zeros(len(ms))
-    least = float((0.9 * rest[many] ** 2 - 1e-12 * ms[many] ** 2).sum())
-    sat = float(mmac[k, i, w].min()) / 1e3  # every batch loads a server as much: U is their number
+    launch, work = float(x[0]), n * x[column]
+    residual, best, slower = ms - launch - work, None, np.zeros(len(ms))
+    least = float((0.9 * residual[many] ** 2 - 1e-12 * ms[many] ** 2).sum())
+    sat = float(mmac[k, i, w].min()) / 1e3  # any batch has a load of 1: U is their number
     for knee in 1.02 * np.linspace(1, together.max(), 20)[: 19 * int(many.any())]:
-        over = own * np.maximum(0, 1.02 * together - knee)
-        above = max(0.0, float(rest[many].sum() / max(over[many].sum(), 1e-300)))
-        off = float(((rest - above * over)[many] ** 2).sum())
+        over = work * np.maximum(0, 1.02 * together - knee)
+        above = max(0.0, float(residual[many].sum() / max(over[many].sum(), 1e-300)))
+        off = float(((residual - above * over)[many] ** 2).sum())
         if off < least:
             least, slower, best = off, above * over, Contention(float(knee), 0.0, above)
-    fitted = launch + own + slower
+    fitted = launch + work + slower
     error = np.abs(fitted - ms) / ms
     cost: Any = x[1:].reshape(mmac.shape)
-    cost[0] = cost[0, :1]  # images have no width
+    cost[0] = cost[0, :1]  # images have one width
     per_mmac = float(cost.sum() / mmac.sum())
     rule: dict[str, Any] = {} if best is None else {"sat_mmac": sat, "contention": best}
     return DeviceCosts(
         Server(name, vram_mb, launch, per_mmac, 0, 0, load_ms, cost_ms=cost.tolist(), **rule),
         float(error[held].mean()) if held.any() else None,
-        [one._replace(fitted_ms=float(said)) for one, said in zip(samples, fitted, strict=True)],
+        [one._replace(fitted_ms=float(value)) for one, value in zip(samples, fitted, strict=True)],
     )

@@ -1,4 +1,4 @@
-"""Routers: a width rule, a server rule and a group size, or a method of your own."""
+"""Routers: a width rule, a server rule and a group size, or a class in Python."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.values import integer
 from optsched.serving import rules
-from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING
-from optsched.serving.fields import POINTS, frozen, non_negative
+from optsched.serving.core import EMPTY, FREE, UNLOADING
+from optsched.serving.fields import NS_PER_MS, POINTS, frozen, non_negative
 from optsched.serving.rules import Compiled
 from optsched.serving.world import expected_delays
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from optsched.model.schedule import IntArray
     from optsched.serving.plan import Plan
     from optsched.serving.scenario import Scenario
@@ -29,16 +27,20 @@ class InfeasibleRoute(InputError):
 
 
 class Decision(NamedTuple):
-    """Where the head block goes, at which width, and how many requests of it at most."""
+    """Server, width and maximum number of requests of the next block."""
 
     server: int
     width: int
     group: int
 
 
+AnyRouter: TypeAlias = Any
+"""`Router`, `MarginalCost`, `Policy`, or any object with ``route(view) -> Decision``."""
+
+
 @dataclass(frozen=True)
 class Random:
-    """Any server."""
+    """A random server."""
 
     code: ClassVar[int] = rules.RANDOM
 
@@ -52,7 +54,7 @@ class RoundRobin:
 
 @dataclass(frozen=True)
 class JSED:
-    """Join the shortest expected delay: queued work, half of what runs, the block, loads, links."""
+    """Shortest expected delay: queued work, half of the running work, the block, loads, links."""
 
     code: ClassVar[int] = rules.JSED
 
@@ -74,21 +76,17 @@ class Static:
 
 @dataclass(frozen=True)
 class RandomWidth:
-    """Any width."""
+    """A random width."""
 
     code: ClassVar[int] = rules.RANDOM_WIDTH
 
 
 @dataclass(frozen=True)
 class Backlog:
-    """The widest Pareto tuple with which all that waits would be worked off in time.
+    """The widest Pareto tuple with which all waiting work would be completed in `target_ms`.
 
-    In the spirit of SuperServe's SlackFit; the rule is ours.
-
-    Parameters
-    ----------
-    target_ms
-        Time for 1.6 times the queued work, the requests at the router and 32 more.
+    In the spirit of SuperServe's SlackFit. Waiting work is 1.6 times the queued work, plus the
+    requests at the router and 32 more.
     """
 
     target_ms: float = 6.0
@@ -98,37 +96,20 @@ class Backlog:
         non_negative("target_ms", self.target_ms)
 
 
-@dataclass(frozen=True)
-class Fluid:
-    """A tuple for every request at its arrival, in the shares of the plan's fluid optimum.
-
-    Parameters
-    ----------
-    headroom
-        Of which rate: so many times the trace's mean, as for the plan.
-    """
-
-    headroom: float = 3.0
-    code: ClassVar[int] = rules.FLUID
-
-    def __post_init__(self) -> None:
-        non_negative("headroom", self.headroom)
-
-
 ServerRule: TypeAlias = Random | RoundRobin | JSED | PowerOfTwo
-WidthRule: TypeAlias = Static | RandomWidth | Backlog | Fluid
+WidthRule: TypeAlias = Static | RandomWidth | Backlog
 
 
 @dataclass(frozen=True)
 class Router:
-    """A router of the built-in rules.
+    """A router of built-in rules.
 
     Parameters
     ----------
     width, server
         The rules.
     group
-        Requests of a block at most; 0: random of 1, 2, 4, ... 32, as the paper's baseline.
+        Maximum number of requests in a block; 0: random of 1, 2, 4, ... 32, the paper's baseline.
     """
 
     width: WidthRule = field(default_factory=Backlog)
@@ -142,41 +123,41 @@ class Router:
             raise InputError(f"server: expected a server rule, got {self.server!r:.60}")
         integer("group", self.group, 0, 4096)
 
-    def compiled(self, scenario: Scenario, plan: Plan | None, seed: int) -> Compiled:
-        """What the simulation's kernels read."""
+    def compiled(self, scenario: Scenario, _plan: Plan | None, seed: int) -> Compiled:
+        """Return the arrays of the kernels."""
         if self.group > scenario.max_batch:
             raise InputError(f"group: {self.group} is above max_batch, {scenario.max_batch}")
         rule = np.zeros(1, rules.RULE)
         rule["server"], rule["width"], rule["group"] = self.server.code, self.width.code, self.group
         rule["random"] = rules.first_random(seed)
-        rule["rate"] = sum(1 / max(one.ms_per_mmac, 1e-12) for one in scenario.servers) / 1e6
-        share = np.zeros((0, 2))
+        rule["rate"] = sum(1 / max(one.ms_per_mmac, 1e-12) for one in scenario.servers) / NS_PER_MS
+        rule["target"] = getattr(self.width, "target_ms", 0.0) * NS_PER_MS
+        indices = pareto_tuples(scenario)
         if isinstance(self.width, Static):
-            ladder = np.array([_tuple(scenario, self.width.widths)])
-        elif isinstance(self.width, Fluid):
-            ladder, share = _shares(scenario, plan, self.width.headroom)
-        else:
-            ladder = scenario.tuples[pareto_tuples(scenario)]
-            rule["target"] = getattr(self.width, "target_ms", 0.0) * 1e6
-        digits = scenario.n_widths ** np.arange(scenario.n_segments)[::-1]
-        return Compiled(rule, frozen(ladder), frozen(scenario.tuple_mmac[ladder @ digits]), share)
+            k, n = scenario.n_segments, scenario.n_widths
+            if len(self.width.widths) != k:
+                raise InputError(f"widths: expected {k} indices, got {self.width.widths!r:.60}")
+            chosen = [integer("widths", w, 0, n - 1) for w in self.width.widths]
+            indices = np.array([np.ravel_multi_index(chosen, (n,) * k)])
+        ladder = frozen(scenario.tuples[indices])
+        return Compiled(rule, ladder, frozen(scenario.tuple_mmac[indices]))
 
 
 @dataclass(frozen=True)
 class MarginalCost:
-    """Width and server together: what costs all requests least, this block's and the others'.
+    """Width and server of the least cost for all requests, of the block and others.
 
-    The rule is ours. Every server and width is judged by when the block's batch would end, with
-    the instances, queues and load that are there, by the accuracy that the width loses if all
-    later segments are the best, and by the block's work for every request in the system. Accuracy
-    and energy count as in the objective.
+    For every server and width, the cost is the sum of: the time until the block's batch would end,
+    with the present instances, queues and load; the accuracy that the width loses if all later
+    segments are the best; and `price` times the block's work for every request in the system.
+    Accuracy and energy are priced as in the objective.
 
     Parameters
     ----------
     price
-        ns that a ns of work costs every request in the system; 0 looks at the block alone.
+        Cost in ns of one ns of work, for every request in the system; 0: the block alone.
     group
-        Requests of a block at most.
+        Maximum number of requests in a block.
     """
 
     price: float = 0.04
@@ -187,22 +168,22 @@ class MarginalCost:
         integer("group", self.group, 1, 4096)
 
     def compiled(self, scenario: Scenario, _plan: Plan | None, _seed: int) -> Compiled:
-        """What the simulation's kernels read."""
+        """Return the arrays of the kernels."""
         rule = np.zeros(1, rules.RULE)
         rule["server"], rule["price"] = rules.MARGINAL, self.price
         rule["group"] = min(self.group, scenario.max_batch)
-        rule["rate"] = scenario.ms_per_joule * 1e6
+        rule["rate"] = scenario.ms_per_joule * NS_PER_MS
         table = scenario.points.reshape((scenario.n_widths,) * scenario.n_segments)
         best = [table.ravel()]
         for _ in range(scenario.n_segments):  # the best completion of every prefix
             table = table.max(axis=-1)
             best.insert(0, table.ravel())
-        worth = np.concatenate(best) * (scenario.ms_per_point * 1e6 / POINTS)
-        return Compiled.of(rule, weights=worth)
+        value = np.concatenate(best) * (scenario.ms_per_point * NS_PER_MS / POINTS)
+        return Compiled(rule, weights=value)
 
 
 def pareto_tuples(scenario: Scenario) -> IntArray:
-    """Indices of the tuples that no other one beats in MACs and accuracy, narrowest first."""
+    """Return the indices of tuples that are not dominated in MACs and accuracy, narrowest first."""
     order = np.lexsort((-scenario.points, scenario.tuple_mmac))
     best = np.maximum.accumulate(scenario.points[order])
     new = np.concatenate([[True], best[1:] > best[:-1]])
@@ -210,32 +191,8 @@ def pareto_tuples(scenario: Scenario) -> IntArray:
     return found
 
 
-def _tuple(scenario: Scenario, widths: Sequence[int]) -> list[int]:
-    if len(widths) != scenario.n_segments:
-        raise InputError(f"widths: expected {scenario.n_segments} indices, got {widths!r:.60}")
-    return [integer("widths", w, 0, scenario.n_widths - 1) for w in widths]
-
-
-def _shares(scenario: Scenario, plan: Plan | None, headroom: float) -> tuple[IntArray, Any]:
-    from optsched.serving.planner import fluid_shares
-
-    found = fluid_shares(scenario, plan, rate=scenario.rate * headroom)
-    rows = np.flatnonzero(found > 1e-9)
-    share = found[rows] / found[rows].sum()
-    return scenario.tuples[rows], np.stack([share, 0 * share], axis=1)
-
-
-def is_builtin(router: Any) -> bool:
-    """Return whether the router consists of compiled rules."""
-    return isinstance(router, Router | MarginalCost)
-
-
-AnyRouter: TypeAlias = Any
-"""`Router`, `MarginalCost`, `Policy`, or any object with ``route(view) -> Decision``."""
-
-
 class View:
-    """The state of servers and queues at a decision; read-only, and valid until it is made.
+    """Read-only state of servers and queues at a decision, valid until the router returns.
 
     Times are in ms; servers, segments and widths count from 0.
     """
@@ -248,18 +205,18 @@ class View:
 
     @property
     def now(self) -> float:
-        """The time of the decision."""
-        return float(self._world.trace[0]["now"]) / 1e6
+        """Time of the decision."""
+        return float(self._world.trace[0]["now"]) / NS_PER_MS
 
     @property
     def segment(self) -> int:
-        """Which segment the head block is to run."""
+        """Segment of the block."""
         return int(self._world.trace[0]["segment"])
 
     @property
     def head(self) -> IntArray:
-        """The requests of the head's queue, oldest first, at most `max_batch`."""
-        fifo = self._world.fifo[self._world.trace[0]["queue"]]
+        """Indices of the requests in the block's queue, oldest first, at most `max_batch`."""
+        fifo = self._world.fifo[self.segment]
         found, r = [], int(fifo["head"])
         for _ in range(min(int(fifo["images"]), self.scenario.max_batch)):
             found.append(r)
@@ -267,54 +224,42 @@ class View:
         return np.array(found, np.int64)
 
     @property
-    def input_widths(self) -> IntArray:
-        """Of the requests in `head`, the width of the segment before; 0 for segment 0."""
-        found: IntArray = self._world.request["width"][self.head]
-        return found
-
-    @property
     def prefix(self) -> tuple[int, ...]:
-        """The widths that the head request has run so far."""
-        index, n = int(self._world.request["tuple"][self.head[0]]), self.scenario.n_widths
+        """Widths that the oldest request has run so far."""
+        r = self._world.fifo[self.segment]["head"]
+        index, n = int(self._world.request["tuple"][r]), self.scenario.n_widths
         return tuple(index // n**j % n for j in range(self.segment - 1, -1, -1))
-
-    @property
-    def ages(self) -> Any:
-        """Time since the arrival of the requests in `head`."""
-        return self.now - self.scenario.arrival[self.head] / 1e6
 
     @property
     def waiting(self) -> IntArray:
         """Requests at the router per segment."""
-        fifo = self._world.fifo["images"]
-        found: IntArray = fifo.reshape(self.scenario.n_segments, -1).sum(axis=1)
+        found: IntArray = self._world.fifo["images"].copy()
         return found
 
     @property
     def queued(self) -> Any:
-        """Work that waits, per server."""
-        return self._world.core.server["queued"] / 1e6
+        """Work of the waiting batches, per server."""
+        return self._world.core.server["queued"] / NS_PER_MS
 
     @property
     def running(self) -> Any:
-        """Work of the batches that run, per server, from their start on."""
-        return self._world.core.server["active"] / 1e6
+        """Work of the running batches, from their start on, per server."""
+        return self._world.core.server["active"] / NS_PER_MS
 
     @property
     def free_instances(self) -> IntArray:
         """Instances that could start at once, [server][segment][width]."""
-        slot = self._world.core.instance
-        return self._count(slot["state"] == FREE)
+        return self._count(self._world.core.instance["state"] == FREE)
 
     @property
     def resident_instances(self) -> IntArray:
-        """Instances that are there or come, [server][segment][width]."""
-        slot = self._world.core.instance
-        return self._count((slot["state"] != EMPTY) & (slot["state"] != UNLOADING))
+        """Instances that are resident or loading, [server][segment][width]."""
+        state = self._world.core.instance["state"]
+        return self._count((state != EMPTY) & (state != UNLOADING))
 
-    def _count(self, wanted: Any) -> IntArray:
+    def _count(self, selected: Any) -> IntArray:
         found = np.zeros(self.feasible.shape, np.int64)
-        s, i = np.nonzero(wanted)
+        s, i = np.nonzero(selected)
         slot = self._world.core.instance[s, i]
         np.add.at(found, (s, slot["segment"], slot["width"]), 1)
         return found
@@ -326,24 +271,17 @@ class View:
         return (server["vram"] - server["used"]) / 1000
 
     @property
-    def utilisation(self) -> Any:
-        """U per server."""
-        server = self._world.core.server
-        shared = (server["saturation"] <= 0) & (server["running"] > 0)
-        return np.where(shared, 1.0, server["load"] / UNIT)
-
-    @property
     def watts(self) -> Any:
         """Power per server."""
         return self._world.core.server["watts"].copy()
 
     def expected_delay(self, width: int, group: int) -> Any:
-        """When each server would be done with so many of the head, in ms; inf: never."""
+        """Return the ms until each server would have completed such a block; inf: never."""
         integer("width", width, 0, self.scenario.n_widths - 1)
         integer("group", group, 1, self.scenario.max_batch)
         found = np.zeros(len(self.scenario.servers))
         expected_delays(self._world, width, group, found)
-        return found / 1e6
+        return found / NS_PER_MS
 
 
 # routers by name
@@ -353,14 +291,14 @@ GROUP: Final = "optsched.routers"
 
 FORMS: Final = (
     "marginal, policy:FILE.npz, WIDTH/SERVER/GROUP such as backlog:6ms/jsed/8, static:0,2,3,3/"
-    "jsed/8, fluid/jsed/8 or random/random/0, module:Class, or the name of an installed router"
+    "jsed/8 or random/random/0, module:Class, or the name of an installed router"
 )
 _SERVERS: Final = {
     "random": Random, "round_robin": RoundRobin, "jsed": JSED, "power_of_two": PowerOfTwo
 }  # fmt: skip
 
 
-def router_of(spec: str) -> Any:
+def router_of(spec: str) -> AnyRouter:
     """Return the router of a text, one of `FORMS`.
 
     Raises
@@ -374,44 +312,40 @@ def router_of(spec: str) -> Any:
         from optsched.serving.policy import Policy
 
         return Policy.load(spec.removeprefix("policy:"))
-    if "/" in spec:
-        return _rules(spec)
-    made = _loaded(spec)
-    if not hasattr(made, "route") and not hasattr(made, "compiled"):
-        raise InputError(f"router: {spec!r:.60} has no method route(view)")
-    return made
+    return _rules(spec) if "/" in spec else _loaded(spec)
 
 
 def _rules(spec: str) -> Router:
     """A router of ``WIDTH/SERVER/GROUP``."""
-    width, _, tail = spec.partition("/")
-    server, _, group = tail.partition("/")
-    width, _, value = width.partition(":")
-    rule: WidthRule
     try:
+        width, server, group = [*spec.split("/"), "8"][:3]
+        width, _, value = width.partition(":")
+        rule: WidthRule
         if width == "static":
             rule = Static(tuple(int(w) for w in value.split(",")))
         elif width == "backlog":
             rule = Backlog(float(value.removesuffix("ms") or 6))
         else:
-            rule = {"random:": RandomWidth, "fluid:": Fluid}[f"{width}:{value}"]()
-        return Router(rule, _SERVERS[server](), int(group or 8))
+            rule = {"random": RandomWidth}[f"{width}{value}"]()
+        return Router(rule, _SERVERS[server](), int(group))
     except InputError:
         raise
     except (KeyError, ValueError):
         raise InputError(f"router: expected {FORMS}, got {spec!r:.60}") from None
 
 
-def _loaded(spec: str) -> Any:
+def _loaded(spec: str) -> AnyRouter:
     """An instance of ``module:Class``, or of the class of an entry point."""
-    from importlib.metadata import EntryPoint, entry_points
+    from importlib.metadata import EntryPoint, entry_points  # 20 ms
 
-    point = EntryPoint("router", spec, GROUP) if ":" in spec else None
-    for one in () if point else entry_points(group=GROUP):
-        point = one if one.name == spec else point
-    if point is None:
+    found = [EntryPoint("router", spec, GROUP)] if ":" in spec else []
+    found += [] if found else [one for one in entry_points(group=GROUP) if one.name == spec]
+    if not found:
         raise InputError(f"router: expected {FORMS}, got {spec!r:.60}")
     try:
-        return point.load()()
+        made = found[0].load()()
     except Exception as error:  # code of the user
         raise InputError(f"router: {spec!r:.60} cannot be loaded: {error}") from error
+    if not hasattr(made, "route") and not hasattr(made, "compiled"):
+        raise InputError(f"router: {spec!r:.60} has no method route(view)")
+    return made

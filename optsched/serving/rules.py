@@ -1,4 +1,4 @@
-"""The compiled rules of routers: a width rule, a group, a server rule; each written once."""
+"""Compiled rules of routers: width, group and server of the next block."""
 
 from __future__ import annotations
 
@@ -15,25 +15,22 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
 EXTERNAL: Final = -1
-"""Server rule of a router that somebody else computes."""
+"""Server rule of a router in Python."""
 
 RANDOM, ROUND_ROBIN, JSED, POWER_OF_TWO, MARGINAL = range(5)
 POLICY: Final = 16
-"""Server rule of a learned policy, which decides about all three (`optsched.serving.policy`)."""
+"""Server rule of a learned policy, which decides all three (`optsched.serving.policy`)."""
 
-STATIC, RANDOM_WIDTH, BACKLOG, FLUID = range(4)
+STATIC, RANDOM_WIDTH, BACKLOG = range(3)
 
 GROUPS: Final = (1, 2, 4, 8, 16, 32)
-"""What a random group (0) is drawn from."""
+"""Values of a random group (0)."""
 
 RULE = np.dtype(
     [(name, "i8") for name in ("server", "width", "group", "random", "turn", "inputs", "sampled")]
     + [(name, "f8") for name in ("target", "rate", "price", "epsilon")]
 )
-"""Which rules, their numbers, and the states of random numbers and of round robin.
-
-`inputs`, `sampled` and `epsilon` are a learned policy's, see `optsched.serving.policy`.
-"""
+"""Codes of the rules, their parameters, and the states of random numbers and round robin."""
 
 MODULUS: Final = 2**31 - 1
 _SPREAD = 1.3
@@ -44,35 +41,27 @@ class Compiled(NamedTuple):
     """Rules as arrays, see `optsched.serving.world.World`."""
 
     rule: Any
-    ladder: IntArray
-    ladder_mmac: Any
-    share: Any
+    ladder: IntArray = frozen(np.zeros((0, 0), np.int64))
+    ladder_mmac: Any = frozen(np.zeros(0))
     weights: Any = np.zeros(0)
 
-    @classmethod
-    def of(cls, rule: Any, weights: Any = ()) -> Compiled:
-        """A rule that needs no tuples to choose from."""
-        ladder = np.zeros((0, 0), np.int64)
-        own = np.array(weights, np.float64)  # writable: a policy's has room for its layers
-        return cls(rule, frozen(ladder), frozen(np.zeros(0)), np.zeros((0, 2)), own)
 
-    @classmethod
-    def external(cls) -> Compiled:
-        """No rules: decisions come from somewhere else."""
-        rule = np.zeros(1, RULE)
-        rule["server"] = EXTERNAL
-        return cls.of(rule)
+def external() -> Compiled:
+    """Return the rules of a router in Python: every decision is left to it."""
+    rule = np.zeros(1, RULE)
+    rule["server"] = EXTERNAL
+    return Compiled(rule)
 
 
 def first_random(seed: int) -> int:
-    """The state that a simulation's router begins with; the arrivals have another stream."""
+    """Return the initial state of the router's random numbers, a stream separate from arrivals."""
     drawn = np.random.SeedSequence([seed, 1]).generate_state(1)
     return int(drawn[0]) % (MODULUS - 1) + 1
 
 
 @helper(counted=False, inline=True)
 def decide(world):  # type: ignore[no-untyped-def]
-    """Write server, width and group for the head of ``trace.queue``; False if that is not ours."""
+    """Write server, width and group of the next block; False for a router in Python."""
     rule = world.rule[0]
     if rule.server == EXTERNAL:
         return False
@@ -111,10 +100,8 @@ def draw(rule, n):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def _width(world, k):  # type: ignore[no-untyped-def]
-    """What the width rule says for segment k."""
+    """Width of segment k by the width rule."""
     rule = world.rule[0]
-    if rule.width == FLUID:
-        return world.ladder[world.request[world.fifo[world.trace[0].queue].head].plan, k]
     if rule.width == RANDOM_WIDTH:
         return draw(rule, world.core.state[0].widths)
     if rule.width == STATIC:
@@ -134,7 +121,7 @@ def _width(world, k):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def _hosted(world, k, w):  # type: ignore[no-untyped-def]
-    """The width, or the widest below it, or else the narrowest, that some server can ever run."""
+    """The widest width up to w that a server can ever run, or w."""
     for narrower in range(w, -1, -1):
         for s in range(len(world.core.server)):
             if world.feasible[s, k, narrower]:
@@ -171,12 +158,12 @@ def _next(world, k, w):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def delay(world, s):  # type: ignore[no-untyped-def]
-    """When server s would have done the head block, in ns from now, roughly."""
+    """Estimated ns until server s has completed the head block."""
     trace = world.trace[0]
     core = world.core
     server = core.server[s]
     k, w = trace.segment, trace.width
-    fifo = world.fifo[trace.queue]
+    fifo = world.fifo[k]
     head = world.request[fifo.head]
     images = min(trace.group, fifo.images)
     work = server.queued + 0.5 * server.active + images * core.cost[s, k, head.width, w]
@@ -193,18 +180,18 @@ def delay(world, s):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def _marginal(world, k):  # type: ignore[no-untyped-def]
-    """Width and server that cost all requests together least, the head block's and the others'.
+    """Choose width and server of the least cost for all requests, of the block and others.
 
-    A request of the block pays until its batch would end, and for the accuracy that the width
-    loses if all later segments are the best. The others pay `price` times the work for every
-    request in the system; not while nothing can run it: then loading, not work, is what they wait
-    for. The weights are what the best completion of every prefix is worth, in ns.
+    Cost of a request of the block: time until its batch would end, plus the accuracy that the
+    width loses if all later segments are the best. Cost of the others: `price` times the work for
+    every request in the system, but 0 while no instance can run the block, since then they wait for
+    loading. ``world.weights`` holds the value of the best completion of every prefix, in ns.
     """
     rule = world.rule[0]
     trace = world.trace[0]
     core = world.core
     segments, widths = core.vram.shape
-    fifo = world.fifo[trace.queue]
+    fifo = world.fifo[k]
     head = world.request[fifo.head]
     trace.group = rule.group
     images = min(rule.group, fifo.images)
@@ -222,10 +209,10 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
             if not world.feasible[s, k, w]:
                 continue
             hosts, start = _hosts(core, s, k, w, trace.now)
-            end, work, joules = _alone(core, s, k, w, images, head.width)
+            end, work, joules = _batch(core, s, k, w, images, head.width)
             value = start + end + lost + joules * rule.rate / images
             if hosts:
-                if k + 1 < segments:  # what the next segment has to read
+                if k + 1 < segments:  # input of the next segment
                     work += images * (core.cost[s, k + 1, w, -1] - core.cost[s, k + 1, 0, -1])
                 value += price * work
             if k > 0 and head.server != s:
@@ -237,13 +224,13 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def _hosts(core, s, k, w, now):  # type: ignore[no-untyped-def]
-    """Instances that can run (k, w), and in how many ns one of them could begin."""
+    """Number of instances that can run (k, w), and ns until the first could start."""
     server = core.server[s]
     hosts, soonest = 0, NEVER
     for i in range(SLOTS):
         slot = core.instance[s, i]
-        there = slot.state != EMPTY and slot.state != UNLOADING
-        if there and slot.segment == k and slot.width >= w:
+        resident = slot.state != EMPTY and slot.state != UNLOADING
+        if resident and slot.segment == k and slot.width >= w:
             hosts += 1
             soonest = min(soonest, now if slot.state == FREE else slot.until)
     if hosts == 0:
@@ -257,8 +244,8 @@ def _hosts(core, s, k, w, now):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
-def _alone(core, s, k, w, images, widest):  # type: ignore[no-untyped-def]
-    """A block with all that waits for (k, w): ns that they run, ns of work and J of the block."""
+def _batch(core, s, k, w, images, widest):  # type: ignore[no-untyped-def]
+    """A block run with the queue of (k, w): ns of the batch, ns of work and J of the block."""
     server = core.server[s]
     work = images * core.cost[s, k, widest, w]
     total = work + core.queue[s, k * core.vram.shape[1] + w].work

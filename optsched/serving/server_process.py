@@ -1,4 +1,4 @@
-"""Server processes: a thread per instance runs segments; activations are in shared memory."""
+"""Server processes: one thread per instance runs segments; activations are in shared memory."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ _MEMORY: Final = 2**30  # bytes of shared memory for activations
 Task = tuple[Any, ...]
 """``("load", segment, width)``, ``("unload",)``, or ``("run", segment, width, parts)``.
 
-The parts of a batch are rows of the shared memory by input width, the narrowest first.
+The parts of a batch are rows of the shared memory by input width, ascending.
 """
 
 
 class ServerFailed(OptschedError):
-    """A server did not start or died, or an instance could not do its task."""
+    """A server did not start or died, or a task of an instance failed."""
 
 
 class Servers:
-    """Processes that run segments of a network; a context manager that ends them.
+    """Processes that run segments of a network; a context manager.
 
     A device is ``"cpu"`` (a share of the cores), ``"cpu:0,1"`` (these cores), or ``"cuda:0"``. The
-    shared memory holds so many rows of images; beyond 1 GiB it holds 4096 at most.
+    shared memory has a row per image in progress, at most `rows`, and 4096 beyond 1 GiB.
     """
 
     def __init__(self, net: SlimResNet, devices: Sequence[str], side: int, rows: int) -> None:
         self.net, self.places = net, parse_devices(devices)
-        # of every segment's input, and of the output: all segments but the first halve it
+        # of the inputs of all segments and of the output
         self.sides = [-(-side // 2 ** max(k - 1, 0)) for k in range(len(net.channels) + 1)]
         outputs = [c * s**2 for c, s in zip(net.channels, self.sides[1:], strict=True)]
         self.floats = max(net.in_channels * side**2, net.classes, *outputs)
@@ -97,7 +97,7 @@ class Servers:
         for process in self._processes:
             try:
                 process.wait(5)
-            except BaseException:  # too late, or Ctrl-C
+            except BaseException:  # timeout, or Ctrl-C
                 process.kill()
                 process.wait()
 
@@ -112,7 +112,7 @@ class Servers:
             stdout=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             pass_fds=files,
-            start_new_session=True,  # Ctrl-C is for the parent alone
+            start_new_session=True,  # Ctrl-C is handled by the parent
         )
         self._processes.append(process)
         for _, end in pairs:
@@ -120,31 +120,31 @@ class Servers:
 
     @property
     def alive(self) -> bool:
-        """Whether any server has not died."""
+        """Whether a server is alive."""
         return bool(self._at)
 
     def name(self, s: int) -> str:
-        """A server in messages."""
+        """Name in messages."""
         return f"the process of server {s} ({self.places[s][0]})"
 
     def send(self, s: int, slot: int, task: Task) -> None:
-        """Give an instance a task, which it answers; that a server is dead `receive` says."""
+        """Send a task to an instance; failures are reported by `receive`."""
         with suppress(OSError):
             self._ends[s][slot].send_bytes(msgspec.msgpack.encode(task))
 
     def receive(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        """Servers and slots that have done their tasks; slot -1: the server has died."""
+        """Wait for tasks to end; returns servers and slots, slot -1 for a server that has died."""
         found = []
         for end in select.select(list(self._at), (), (), timeout)[0]:
             if end not in self._at:
-                continue  # of a server that was found dead just now
+                continue  # its server died in this call
             s, slot = self._at[end]
             try:
                 error = end.recv_bytes()
             except (EOFError, OSError):
                 self._at = {end: at for end, at in self._at.items() if at[0] != s}
                 self._processes[s].kill()
-                self._processes[s].wait()  # it writes no more
+                self._processes[s].wait()  # no more writes to the shared memory
                 slot, error = -1, b""
             if error:
                 raise ServerFailed(f"{self.name(s)}: {error.decode()}")
@@ -152,7 +152,7 @@ class Servers:
         return found
 
     def run(self, tasks: Sequence[tuple[int, int, Task]]) -> list[float]:
-        """Do tasks, (server, slot, task), side by side on different slots; the ms of each."""
+        """Run tasks (server, slot, task) on different slots; returns the ms of each."""
         begun: dict[tuple[int, int], float] = {}
         ended: dict[tuple[int, int], float] = {}
         for s, slot, task in tasks:
@@ -167,7 +167,7 @@ class Servers:
 
 
 def parse_devices(devices: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Device and cores of every server; `InputError` for what is not there."""
+    """Return device and cores of every server; refuses unknown devices."""
     cores_of = getattr(os, "sched_getaffinity", lambda _: range(available_cores()))
     known, gpus = sorted(cores_of(0)), torch.cuda.device_count()
     sharing = [i for i, one in enumerate(devices) if one == "cpu"]
@@ -189,24 +189,24 @@ def parse_devices(devices: Sequence[str]) -> list[tuple[str, list[int]]]:
 
 
 def _unnamed() -> Any:
-    """A file without a name: it goes with the last process that has it open."""
+    """Open an unnamed file, which is removed with the last process that has it open."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create(""), "w+b")
     return tempfile.TemporaryFile()
 
 
 def _buffers(memory: int, rows: int) -> Tensor:
-    """[buffer][row][float]; a segment reads one buffer and writes the other."""
+    """Map the memory as [buffer][row][float]; a segment reads one buffer, writes the other."""
     return torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.float32).view(2, rows, -1)
 
 
 def main() -> None:
-    """Run in the process of a server: its slots do tasks until the other side is gone."""
+    """Entry point of a server process: runs tasks until the pipes are closed."""
     memory, *files = map(int, sys.argv[1:])
     pipes = [Connection(file) for file in files]
     try:
         net, device, cores, sides, rows = pickle.loads(pipes[0].recv_bytes())
-    except (EOFError, OSError):  # nobody is there any more
+    except (EOFError, OSError):  # the parent has ended
         os._exit(1)
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
@@ -225,7 +225,7 @@ def main() -> None:
 def _attend(
     pipe: Connection, net: SlimResNet, device: torch.device, sides: list[int], memory: Tensor
 ) -> None:
-    """A place for an instance: do one task after the other."""
+    """Run the tasks of one slot."""
     torch.set_num_threads(1)
     gpu = device.type == "cuda"
     stream: Any = torch.cuda.stream(torch.cuda.Stream(device)) if gpu else nullcontext()
@@ -233,7 +233,7 @@ def _attend(
 
     def load(k: int, width: int) -> Any:
         copied = net.sliced(k, width).to(device)
-        for n in (1, 2):  # kernels and their memory are there before the first request comes
+        for n in (1, 2):  # allocates kernels and memory before the first request
             x = torch.zeros(n, copied.inputs[-1], sides[k], sides[k], device=device)
             copied(x, width, len(copied.inputs) - 1)
         return copied
@@ -255,9 +255,9 @@ def _attend(
             try:
                 if kind == "run":
                     run(*given)
-                else:  # what was there goes
+                else:
                     segment = load(*given) if kind == "load" else None
-                    torch.cuda.empty_cache()  # nothing without a GPU
+                    torch.cuda.empty_cache()
                 if gpu:
                     torch.cuda.current_stream().synchronize()
             except Exception as fault:

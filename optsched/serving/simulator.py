@@ -15,7 +15,7 @@ from optsched.serving.core import NEVER, Settings, new_core, pin
 from optsched.serving.fields import NS_PER_MS, milliseconds
 from optsched.serving.log import BATCH, ENTRY, INSTANCE, Log, Summary
 from optsched.serving.plan import SLOTS
-from optsched.serving.rules import Compiled
+from optsched.serving.rules import external
 from optsched.serving.scenario import Scenario
 from optsched.serving.world import World, advance
 
@@ -111,7 +111,9 @@ def simulate(
             raise InternalError("the simulation has stopped before all requests are completed")
     provenance = {
         "seed": seed,
-        "router": repr(chosen) if routers.is_builtin(chosen) else type(chosen).__name__,
+        "router": repr(chosen)
+        if isinstance(chosen, routers.Router | routers.MarginalCost)
+        else type(chosen).__name__,
         "plan": "cold" if plan is None else [list(row) for row in plan.instances],
         "settings": vars(settings or Settings()),
     }
@@ -134,7 +136,7 @@ def new_world(
     if hasattr(router, "compiled") and not isinstance(router, type):
         rule = router.compiled(scenario, plan, seed)
     elif callable(getattr(router, "route", None)) and not isinstance(router, type):
-        rule = Compiled.external()
+        rule = external()
     else:
         raise InputError(f"router: expected a Router or route(view), got {router!r:.60}")
     n, k, servers = scenario.n_requests, scenario.n_segments, len(scenario.servers)
@@ -154,13 +156,12 @@ def new_world(
             if log:
                 instance_row[trace["instances"][0]] = (row[0], number, *row[1:], 0, 0, -1)
                 trace["instances"] += 1
-    planned = scenario.n_widths if len(rule.share) else 1
     return World(
         core, trace, request, scenario.arrival,
-        np.zeros(k * planned, world.FIFO),
+        np.zeros(k, world.FIFO),
         np.zeros(3 * servers * SLOTS + n + 16, world.EVENT),
         scenario.transfer, world.feasible(scenario, plan), rule.rule,
-        rule.ladder, rule.ladder_mmac, rule.share, rule.weights,
+        rule.ladder, rule.ladder_mmac, rule.weights,
         np.zeros(n * k if log else 0, BATCH), np.zeros(n * k if log else 0, ENTRY), instance_row,
     )  # fmt: skip
 

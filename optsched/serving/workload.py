@@ -1,4 +1,4 @@
-"""Scenarios: servers and network costs of the reference cluster, and arrivals."""
+"""Reference scenarios: servers, costs of the network, and arrivals."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ SLOW: Final = {
     "load_ms": 20, "sat_mmac": 2000, "contention": SLOWDOWN,
 }  # fmt: skip
 VRAM_MB: Final = (600, 900, 1300, 1800)
-"""Of an instance, by width."""
+"""Memory of an instance, by width."""
 
 LINKS: Final = {"cluster-3gpu": False, "cluster-3gpu-wifi": True}
-_PHASES = (0.2, 0.8)  # mean seconds of many and of few arrivals
+_PHASES = (0.2, 0.8)  # mean seconds of the phases of high and of low rate
 
 
 def network_mmac(
@@ -46,7 +46,7 @@ def network_mmac(
     blocks: int = 2,
     in_channels: int = 3,
 ) -> list[list[list[float]]]:
-    """Millions of multiply-accumulates of SlimResNet, [segment][input width][width].
+    """Return millions of multiply-accumulates of SlimResNet, [segment][input width][width].
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def network_mmac(
     widths
         Shares of them.
     side
-        Pixels of an image's side; halved (odd ones up) before every segment but the first.
+        Pixels of an image's side; halved (rounded up) before every segment but the first.
     classes
         Outputs of the last segment.
     blocks
@@ -91,7 +91,7 @@ def reference(
     seed: int = 0,
     **fields: Any,
 ) -> Scenario:
-    """SlimResNet-18 on two fast servers and a slow one: plausible devices, nobody's measurements.
+    """Return SlimResNet-18 on two fast servers and a slow one: plausible devices, not measured.
 
     Parameters
     ----------
@@ -118,10 +118,10 @@ def reference(
 
 
 def arrivals(rate: float, *, burst: float = 1.0, seconds: float = 8.0, seed: int = 0) -> FloatArray:
-    """A Poisson process, or one whose rate changes between two phases; ms.
+    """Draw arrival times in ms: a Poisson process, or one that changes between two phases.
 
-    Phases last .2 s (`burst` times the mean rate) and .8 s (the rest, at least a twentieth of the
-    mean rate) in the mean, exponentially; a change acts at the next arrival.
+    Durations of phases are exponential, with means .2 s (`burst` times the mean rate) and .8 s (at
+    least a twentieth of the mean rate); a change applies from the next arrival on.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def arrivals(rate: float, *, burst: float = 1.0, seconds: float = 8.0, seed: int
     seconds
         Length of the trace.
     seed
-        Of a stream of random numbers that nothing else draws from.
+        Of a separate stream of random numbers.
     """
     rate, seconds = non_negative("rate", rate), non_negative("seconds", seconds)
     if non_negative("burst", burst) < 1:
@@ -160,12 +160,12 @@ def arrivals(rate: float, *, burst: float = 1.0, seconds: float = 8.0, seed: int
 
 
 def read_arrivals(path: str | os.PathLike[str]) -> FloatArray:
-    """Recorded arrivals: a CSV file with one column ``arrival_ms``, ascending.
+    """Read recorded arrivals: a CSV file with one column ``arrival_ms``, ascending.
 
     Raises
     ------
     InputError
-        Another header, a row that is no number >= 0, or a row below the one before it.
+        A different header, a row that is not a number >= 0, or a row below the previous one.
     """
     found: list[float] = []
     for place, row in csv_records(read_text(path), str(path), ("arrival_ms",), ("arrival_ms",)):
@@ -175,6 +175,8 @@ def read_arrivals(path: str | os.PathLike[str]) -> FloatArray:
             value = -1.0
         if value < 0 or (found and value < found[-1]):
             got = f"{row['arrival_ms']!r:.60}"
-            raise InputError(f"{place}: arrival_ms: expected a number >= the one before, got {got}")
+            raise InputError(
+                f"{place}: arrival_ms: expected a number >= the previous row, got {got}"
+            )
         found.append(value)
     return np.array(found, np.float64)

@@ -44,7 +44,7 @@ TRACE = np.dtype(
     [(name, "i8") for name in (
         "now", "router", "router_at", "horizon",
         "arrived", "completed", "decisions", "pending", "order",
-        "decision", "segment", "queue", "server", "width", "group",  # 1: a Python router decides
+        "decision", "segment", "server", "width", "group",  # 1: a Python router decides
         "logs", "batches", "entries", "instances", "external",
         "load", "squares", "since", "area", "counted",
     )] + [("variance", "f8"), ("variance_squared", "f8")]
@@ -56,10 +56,8 @@ TRACE = np.dtype(
 sums over servers of min(U, 1) and its square.
 """
 
-REQUEST = np.dtype(
-    [(name, "i8") for name in ("next", "width", "tuple", "server", "plan", "finish")]
-)
-"""`width` is that of the last segment, `tuple` the index of all so far, `plan` a row or -1."""
+REQUEST = np.dtype([(name, "i8") for name in ("next", "width", "tuple", "server", "finish")])
+"""`width` is that of the last segment, `tuple` the index of all so far."""
 
 FIFO = np.dtype([(name, "i8") for name in ("head", "tail", "images")])
 EVENT = np.dtype([(name, "i8") for name in ("at", "order", "kind", "server", "which")])
@@ -73,7 +71,7 @@ class World(NamedTuple):
     request: Any
     arrival: Any
     fifo: Any
-    """Queues of the router, [segment], or [segment * widths + width] if widths are planned."""
+    """Queues of the router, [segment]."""
     heap: Any
     transfer: Any
     feasible: Any
@@ -82,8 +80,6 @@ class World(NamedTuple):
     ladder: Any
     """Candidate tuples of the width rule, narrowest first."""
     ladder_mmac: Any
-    share: Any
-    """Share and deficit of every tuple: the fluid rule."""
     weights: Any
     """Parameters of a learned policy, followed by its buffers."""
     batch_row: Any
@@ -97,8 +93,7 @@ WORLD: Final = types.NamedTuple(
     (
         CORE, records(TRACE), records(REQUEST), _INTS, records(FIFO), records(EVENT), _TABLE,
         types.Array(types.boolean, 3, "C", readonly=True), records(RULE), _TABLE,
-        types.Array(types.float64, 1, "C", readonly=True), types.Array(types.float64, 2, "C"),
-        types.Array(types.float64, 1, "C"),
+        types.Array(types.float64, 1, "C", readonly=True), types.Array(types.float64, 1, "C"),
         records(BATCH), records(ENTRY), records(INSTANCE),
     ),
     World,
@@ -242,12 +237,8 @@ def _log_batch(world, s, i, now, end):  # type: ignore[no-untyped-def]
 @helper(NONE, WORLD, INT, INT, counted=False, inline=True)
 def _queue(world, r, k):  # type: ignore[no-untyped-def]
     """Append a request to the router's queue of segment k."""
-    request = world.request[r]
-    f = k
-    if request.plan >= 0:
-        f = k * world.core.state[0].widths + world.ladder[request.plan, k]
-    fifo = world.fifo[f]
-    request.next = -1
+    fifo = world.fifo[k]
+    world.request[r].next = -1
     if fifo.images:
         world.request[fifo.tail].next = r
     else:
@@ -269,15 +260,7 @@ def _arrive(world, now):  # type: ignore[no-untyped-def]
     trace = world.trace[0]
     r = trace.arrived
     request = world.request[r]
-    request.width, request.tuple, request.server, request.plan = 0, 0, -1, -1
-    if len(world.share):  # the tuple with the largest deficit
-        largest = -1.0
-        for j in range(len(world.share)):
-            world.share[j, 1] += world.share[j, 0]
-            if world.share[j, 1] > largest:
-                largest = world.share[j, 1]
-                request.plan = j
-        world.share[request.plan, 1] -= 1.0
+    request.width, request.tuple, request.server = 0, 0, -1
     _count(world, now)
     trace.arrived += 1
     _queue(world, r, 0)
@@ -315,23 +298,13 @@ def _complete(world, s, i, now):  # type: ignore[no-untyped-def]
 
 @helper(INT, WORLD, counted=False, inline=True)
 def _oldest(world):  # type: ignore[no-untyped-def]
-    """Queue of the router whose head arrived first, or -1."""
+    """Segment whose queue at the router has the request that arrived first, or -1."""
     best, first = -1, NEVER
     for f in range(len(world.fifo)):
         fifo = world.fifo[f]
         if fifo.images and fifo.head < first:
             best, first = f, fifo.head
     return best
-
-
-@helper(NONE, WORLD, counted=False, inline=True)
-def _select_queue(world):  # type: ignore[no-untyped-def]
-    """Select the queue of the next block: the one whose head arrived first."""
-    trace = world.trace[0]
-    f = _oldest(world)
-    trace.queue = f
-    planned = len(world.fifo) != world.core.vram.shape[0]
-    trace.segment = f // world.core.state[0].widths if planned else f
 
 
 @helper(types.UniTuple(INT, 2), WORLD, counted=False, inline=True)
@@ -341,7 +314,7 @@ def _form(world):  # type: ignore[no-untyped-def]
     s, k, w = trace.server, trace.segment, trace.width
     if not world.feasible[s, k, w]:
         return -1, 0
-    fifo = world.fifo[trace.queue]
+    fifo = world.fifo[k]
     images = min(trace.group, fifo.images)
     first = r = fifo.head
     widest, moved = 0, 0
@@ -417,7 +390,7 @@ def advance(world):  # type: ignore[no-untyped-def]
             trace.now = now
         if event == ROUTE:
             if trace.decision != 1:
-                _select_queue(world)
+                trace.segment = _oldest(world)
                 if not decide(world):
                     trace.decision = 1
                     status = UNDECIDED

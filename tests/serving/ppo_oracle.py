@@ -30,7 +30,7 @@ def episode(fleet: Any, actions: Any) -> tuple[list[Any], list[float]]:
         _, reward, _, _ = fleet.step(np.array([action]))
         made.append(action)
         rewards.append(float(reward[0]))
-        if not fleet.world.trace["decisions"].any():  # a new one
+        if not fleet.worlds[0].trace["decisions"].any():  # a new one
             break
     return made, rewards
 

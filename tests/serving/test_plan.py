@@ -13,14 +13,14 @@ from serving_cases import mutated, plain, random_scenario
 
 from optsched.errors import InputError
 from optsched.model.verify import verify
-from optsched.serving import Fluid, MarginalCost, Plan, Router, check_log, plan_instances, simulate
+from optsched.serving import MarginalCost, Plan, check_log, plan_instances, simulate
 from optsched.serving.planner import (
     BATCH,
     BUSY,
     WAITING,
     TooLate,
+    _solve,
     _weights,
-    fluid_shares,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -69,9 +69,9 @@ def test_the_plan_is_the_best_of_all(seed: int) -> None:
     plan = plan_instances(scenario, rate=rate, headroom=1.0)
     assert plan.status == "optimal" and plan.rate == rate and plan.objective_ms is not None
     plan.check(scenario)
-    relaxed = fluid_shares(scenario, None, rate=rate)
-    named = dict(zip(map(tuple, scenario.tuples.tolist()), relaxed.tolist(), strict=True))
-    weight = _weights(scenario, named)
+    relaxed = _solve(scenario, rate, 10.0)
+    assert relaxed is not None
+    weight = _weights(scenario, relaxed)
     able = []
     for row in product(range(6), repeat=4):
         counts = np.array(row).reshape(2, 2)
@@ -86,32 +86,14 @@ def test_the_plan_is_the_best_of_all(seed: int) -> None:
     assert plan.objective_ms >= best - 0.05 * best  # the grid is coarse
 
 
-@seeds(10)
-def test_fluid_shares_are_the_best_of_a_grid(seed: int) -> None:
-    """No share of tuples on a grid costs less."""
-    scenario, rate = one_server(seed), 250.0
-    rows = [(0, 0, 1), (0, 0, 0), (0, 1, 1), (0, 1, 0)]
-    found = fluid_shares(scenario, Plan.of(rows), rate=rate)
-    assert abs(found.sum() - 1) < 1e-9 and (found >= 0).all()
-    whole = 1.0 + BATCH * scenario.cost[0] / 1e6
-    lost = (scenario.accuracy.max() - scenario.accuracy) * scenario.ms_per_point
-    cost = sum(
-        one * (whole[0, 0, a] + whole[1, a, b] + less)
-        for one, (a, b), less in zip(found, scenario.tuples.tolist(), lost, strict=True)
-    )
-    best = by_hand(scenario, rate, np.ones((2, 2), int))
-    assert cost <= best + 1e-6 and (best == np.inf or cost >= 0.95 * best)
-
-
 @seeds(6)
 def test_histories_on_a_plan(seed: int) -> None:
-    """Plans fit every server; the routers that need a plan are legal on it."""
+    """Plans fit every server; a log is legal."""
     scenario = random_scenario(seed)
     plan = plan_instances(scenario)
     plan.check(scenario)
-    for router in (MarginalCost(), Router(Fluid(), group=1)):
-        run = simulate(scenario, router, plan=plan, seed=seed)
-        assert check_log(scenario, run.log) == [] and verify(run.schedule) == []
+    run = simulate(scenario, MarginalCost(), plan=plan, seed=seed)
+    assert check_log(scenario, run.log) == [] and verify(run.schedule) == []
 
 
 def test_a_rate_that_nothing_serves() -> None:
@@ -143,7 +125,6 @@ def test_documents(tmp_path: Path) -> None:
         ({"instances.0.width": 2}, "width: expected an integer in 0..1, got 2"),
         ({"instances.0.x": 2}, "x"),
         ({"status": "proved"}, "status: expected one of optimal, feasible"),
-        ({"shares": {"0,2": 1.0}}, "shares: expected widths of every segment"),
         ({"format": "optsched.routing-plan/2"}, "optsched.routing-plan/2"),
     ):
         with pytest.raises(InputError) as caught:

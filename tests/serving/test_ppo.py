@@ -165,7 +165,7 @@ def test_settled_rewards_equal_a_replay() -> None:
     scenario = short(60, rate=1200)
     scenario = scenario.replace(mmac=np.repeat(scenario.mmac[:, :1], 4, axis=1))  # of any input
     fleet = fleet_of(scenario, "paper")
-    fleet.settled = np.zeros((1000, 1))
+    fleet.settled = np.zeros((1, 1000))
     made, _ = episode(fleet, draws())
     log: Any = simulate(scenario, Replay(made), plan=PLAN).log
     rows = log.batches
@@ -198,7 +198,7 @@ def test_settled_rewards_equal_a_replay() -> None:
         reward -= beta * min(late, 5e8) / 5e6 + gamma * min(np.mean(power) * late * 1e-9, 100)
         wanted.append(reward - delta * np.minimum(u, 1).var())
     assert len(wanted) == len(made)
-    assert fleet.settled[: len(made), 0] == pytest.approx(np.array(wanted), rel=1e-6)
+    assert fleet.settled[0, : len(made)] == pytest.approx(np.array(wanted), rel=1e-6)
 
 
 def test_open_blocks_are_settled() -> None:
@@ -210,8 +210,8 @@ def test_open_blocks_are_settled() -> None:
         fleet.step(rng.integers(0, [3, 4, 6], (8, 3)))
         assert fleet.episode["open"].any() == (number < ppo.STEPS - 1)
     assert (fleet.settled != 0).all()
-    assert (fleet.world.trace["decision"] == 1).all()
-    assert (fleet.world.rule["server"] == rules.EXTERNAL).all()
+    assert all(one.trace["decision"] == 1 for one in fleet.worlds)
+    assert all(one.rule["server"] == rules.EXTERNAL for one in fleet.worlds)
     fleet.step(rng.integers(0, [3, 4, 6], (8, 3)))
 
 
@@ -239,10 +239,10 @@ def test_discount_is_by_time() -> None:
 def test_done_is_one_minus_the_discount() -> None:
     """By the time that passed; 1 at an episode's end; in paper mode always."""
     fleet = fleet_of(short())
-    before = fleet.world.trace["now"].copy()
+    before = fleet.worlds[0].trace["now"].copy()
     _, _, end, _ = fleet.step(np.zeros((1, 3)))
-    passed = fleet.world.trace["now"] - before
-    assert end == pytest.approx(1 - np.exp(-passed[:, 0] / 50e6), rel=1e-5)
+    passed = fleet.worlds[0].trace["now"] - before
+    assert end == pytest.approx(1 - np.exp(-passed / 50e6), rel=1e-5)
     fleet.goal["limit"] = 1
     assert max(fleet.step(np.zeros((1, 3)))[2][0] for _ in range(20)) == 1
     assert fleet_of(short(), "paper").step(np.zeros((1, 3)))[2] == 1
@@ -253,7 +253,7 @@ def test_load_changes_what_is_to_come() -> None:
     fleet = fleet_of(short(400))
     for _ in range(30):
         fleet.step(np.zeros((1, 3)))
-    before, now = fleet.arrival[0].copy(), fleet.world.trace["now"][0]
+    before, now = fleet.arrival[0].copy(), fleet.worlds[0].trace["now"][0]
     fleet.set_load(0.25)
     wanted = np.where(before > now, now + 4.0 * (before - now), before)
     assert fleet.arrival[0] == pytest.approx(wanted, abs=1)
@@ -307,7 +307,7 @@ def test_loss_and_gradients_equal_the_oracle() -> None:
         assert np.abs(found - gradients[name]).max() < 1e-4 * largest, name
 
 
-def test_training_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_improves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The objective falls; the same for the same seed; an interruption keeps the best so far."""
     monkeypatch.setattr(ppo, "ENVIRONMENTS", 16)
     scenario = reference(rate=1200, seconds=2, seed=4)
@@ -319,14 +319,12 @@ def test_training_improves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             raise KeyboardInterrupt
 
     named: dict[str, Any] = {"plan": PLAN, "progress": progress}
-    path = tmp_path / "router.npz"
-    policy, curve = ppo.train_router(scenario, seed=5, checkpoint=path, **named)
+    policy, curve = ppo.train_router(scenario, seed=5, **named)
     assert rows == curve
     assert rows[1]["decisions"] == 12 * 16 * 128
     assert rows[1]["cost_ms"] < 0.7 * rows[0]["cost_ms"]
     run = simulate(scenario, policy, plan=PLAN, log=False)
     assert run.cost / 1e6 / scenario.n_requests == min(row["cost_ms"] for row in rows)
-    assert (Policy.load(path).weights == policy.weights).all()
     again, _ = ppo.train_router(scenario, seed=5, **named)
     assert (again.weights == policy.weights).all()
 

@@ -12,7 +12,7 @@ from depth import seeds
 from serving_cases import GONE, document, mutated, plain, random_scenario, resident, routers
 
 from optsched.errors import InputError
-from optsched.serving.accuracy import additive, calibrated, nearest
+from optsched.serving.accuracy import additive, nearest
 from optsched.serving.document import log_document, log_of, to_json
 from optsched.serving.routers import JSED, Router, Static
 from optsched.serving.scenario import Contention, Link, Scenario, Server
@@ -43,7 +43,7 @@ def test_round_trips(seed: int, tmp_path: Path) -> None:
     again = Scenario.read(path)
     assert again.sha256 == scenario.sha256
     assert to_json(again) == path.read_bytes()
-    router, plan = routers(scenario, seed)[seed % 17], resident(scenario, seed)
+    router, plan = routers(scenario, seed)[seed % 13], resident(scenario, seed)
     run = simulate(scenario, router, plan=plan, seed=seed, horizon_ms=(None, 3.0)[seed % 2])
     assert run.log is not None
     path.write_bytes(run.log.to_json())
@@ -168,8 +168,6 @@ def test_known_values() -> None:
     table = additive()
     assert table.mean() == pytest.approx(73.66, abs=0.005)
     assert table[0, 1, 2, 3] == pytest.approx(75.33 + 0.27, abs=0.02)
-    assert calibrated()[0, 1, 2, 3] == pytest.approx(table[0, 1, 2, 3] - 0.275)
-    assert calibrated()[2, 2, 2, 2] == table[2, 2, 2, 2] == pytest.approx(74.93)
     guess = nearest()
     assert guess.mean() == pytest.approx(72.71, abs=0.005)
     lower = [int((np.diff(guess, axis=k) < 0).sum()) for k in range(4)]

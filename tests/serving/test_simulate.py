@@ -111,12 +111,10 @@ def test_what_a_router_sees() -> None:
     def route(view: View) -> Decision:
         seen.append({
             "now": view.now, "segment": view.segment, "head": view.head.tolist(),
-            "ages": view.ages.tolist(), "waiting": view.waiting.tolist(),
-            "prefix": view.prefix, "inputs": view.input_widths.tolist(),
+            "waiting": view.waiting.tolist(), "prefix": view.prefix,
             "queued": view.queued.tolist(), "running": view.running.tolist(),
             "free": view.free_instances.tolist(), "there": view.resident_instances.tolist(),
-            "vram": view.free_vram_mb.tolist(), "u": view.utilisation.tolist(),
-            "watts": view.watts.tolist(),
+            "vram": view.free_vram_mb.tolist(), "watts": view.watts.tolist(),
         })  # fmt: skip
         return Decision(0, 1, 2)
 
@@ -125,13 +123,13 @@ def test_what_a_router_sees() -> None:
     simulate(scenario, Says(route), plan=plan)
     instances = [[[0, 1], [0, 1]]]
     nothing = {"prefix": (), "segment": 0, "queued": [0.0], "there": instances, "vram": [8.0]}
-    idle = {"running": [0.0], "free": instances, "u": [0.0], "watts": [10.0]}
-    busy = {"running": [4.0], "free": [[[0, 0], [0, 1]]], "u": [1.0], "watts": [100.0]}
-    at_0 = {"now": 0.0, "head": [0, 1], "ages": [0.0, 0.0], "waiting": [2, 0], "inputs": [0, 0]}
-    at_2 = {"now": 2.0, "head": [2], "ages": [0.0], "waiting": [1, 0], "inputs": [0]}
+    idle = {"running": [0.0], "free": instances, "watts": [10.0]}
+    busy = {"running": [4.0], "free": [[[0, 0], [0, 1]]], "watts": [100.0]}
+    at_0 = {"now": 0.0, "head": [0, 1], "waiting": [2, 0]}
+    at_2 = {"now": 2.0, "head": [2], "waiting": [1, 0]}
     assert seen[:2] == [nothing | idle | at_0, nothing | busy | at_2]
-    later = {"now": 4.0, "segment": 1, "head": [0, 1, 2], "prefix": (1,), "inputs": [1, 1, 1]}
-    assert seen[2] == seen[2] | later | {"ages": [4.0, 4.0, 2.0], "waiting": [0, 3]}
+    later = {"now": 4.0, "segment": 1, "head": [0, 1, 2], "prefix": (1,)}
+    assert seen[2] == seen[2] | later | {"waiting": [0, 3]}
 
 
 # oracles
@@ -222,18 +220,6 @@ def test_a_log_of_many_instances() -> None:
     run = simulate(plain(np.arange(1500) * 5.0), ONE, settings=Settings(idle_ms=0.5))
     assert run.log is not None and len(run.log.instances) == 1500
     assert check_log(run.scenario, run.log) == []
-
-
-def test_utilisation_of_servers_without_saturation() -> None:
-    """It is 1 however many batches run."""
-    seen: list[float] = []
-
-    def watch(view: View) -> Decision:
-        seen.append(float(view.utilisation[0]))
-        return Decision(0, 0, 1)
-
-    simulate(plain([0.0, 0.1, 0.2, 0.3]), Says(watch))
-    assert seen == [0.0, 1.0, 1.0, 1.0]
 
 
 def test_an_empty_trace() -> None:
