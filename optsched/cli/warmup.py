@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from time import perf_counter
 from typing import Annotated
@@ -13,7 +15,7 @@ from optsched.cli.options import option
 def warmup(
     cache_dir: Annotated[Path | None, option("Put them here, for NUMBA_CACHE_DIR.")] = None,
 ) -> None:
-    """Compile all kernels on all cores, so that no solve need; what is compiled stays on disk."""
+    """Compile all kernels and the rules of policies on all cores; what is compiled stays on disk."""
     from optsched.errors import InputError
 
     if cache_dir is not None:
@@ -37,6 +39,20 @@ def warmup(
     for reason in failed:
         print(f"not loaded: {reason}")
     print(f"{len(wanted)} kernels in {folder()}: {perf_counter() - begin:.1f} s")
+    from optsched.cluster.policies import NAMED
+
+    begin = perf_counter()
+    with ProcessPoolExecutor(available_cores(), get_context("spawn")) as pool:
+        for _ in pool.map(_compile_rule, NAMED):
+            pass
+    print(f"rules of {len(NAMED)} policies: {perf_counter() - begin:.1f} s")
+
+
+def _compile_rule(name: str) -> None:
+    """Have the rule of a policy, with its default options, on disk."""
+    from optsched.cluster import Nodes, simulate, synthetic
+
+    simulate(synthetic(2), name, Nodes(1))
 
 
 def version() -> None:

@@ -20,12 +20,12 @@ from enum import EnumType
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import numba
 import numpy as np
-from numba import types
+from numba import extending, types
 from numba.core import (
     caching,
     codegen,
@@ -38,14 +38,14 @@ from numba.core import (
     untyped_passes,
 )
 from numba.core.compiler_lock import global_compiler_lock
-from numba.core.typing.templates import AbstractTemplate, infer_global
+from numba.core.typing.templates import AbstractTemplate, builtin_registry, infer_global
 
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.kernels.plain_python import is_in_python
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -82,11 +82,10 @@ class _OfIntegers(AbstractTemplate):  # type: ignore[misc]
         return self.result(*plain) if plain == (BOOL,) or set(plain) == {INT} else None
 
 
-_ARITHMETIC = ("add", "sub", "mul", "floordiv", "iadd", "isub", "and_")
-for _name in ("bool", "lt", "le", "gt", "ge", "eq", "ne", *_ARITHMETIC):
-    _result = INT if _name in _ARITHMETIC else BOOL
-    _operator = getattr(operator, _name, bool)
-    infer_global(_operator)(type(_name, (_OfIntegers,), {"result": _result}))
+_RESULTS = dict.fromkeys(("bool", "lt", "le", "gt", "ge", "eq", "ne"), BOOL)
+_RESULTS |= dict.fromkeys(("add", "sub", "mul", "floordiv", "iadd", "isub", "and_"), INT)
+for _name, _result in _RESULTS.items():
+    infer_global(getattr(operator, _name, bool))(type(_name, (_OfIntegers,), {"result": _result}))
 
 
 def entry(*signature: Any, counted: bool = True) -> Callable[[F], F]:
@@ -241,18 +240,16 @@ class _HelperCompiler(Compiler):  # type: ignore[misc]
         if self.state.flags.nrt:
             return cast("list[Any]", super().define_pipelines())
         passes: Any = compiler_machinery.PassManager("helper")
-        for one in _PASSES:
+        for one in (
+            untyped_passes.TranslateByteCode, untyped_passes.FixupArgs,
+            untyped_passes.IRProcessing, untyped_passes.GenericRewrites,
+            untyped_passes.ReconstructSSA, typed_passes.NopythonTypeInference,
+            typed_passes.PreLowerStripPhis, typed_passes.IRLegalization,
+            typed_passes.NativeLowering, typed_passes.NoPythonBackend,
+        ):  # fmt: skip
             passes.add_pass(one, one._name)
         passes.finalize()
         return [passes]
-
-
-_PASSES: Any = (
-    untyped_passes.TranslateByteCode, untyped_passes.FixupArgs, untyped_passes.IRProcessing,
-    untyped_passes.GenericRewrites, untyped_passes.ReconstructSSA,
-    typed_passes.NopythonTypeInference, typed_passes.PreLowerStripPhis,
-    typed_passes.IRLegalization, typed_passes.NativeLowering, typed_passes.NoPythonBackend,
-)  # fmt: skip
 
 
 def _without_machine_code(flags: Any) -> Any:
@@ -348,23 +345,39 @@ def _machine() -> str:
 
 
 def content_of(kernel: Kernel) -> str:
-    """Hash of the code of a kernel and of all that it calls."""
+    """Hash of the code of a kernel and of all that it calls: kernels, overloads, intrinsics."""
     made_of = hashlib.sha256()
-    for part in _parts(kernel, set()):
+    for part in _parts(kernel, (), set()):
         made_of.update(part.encode() + b"\0")
     return made_of.hexdigest()[:16]
 
 
-def _parts(kernel: Any, seen: set[Any]) -> Iterator[str]:
-    """What a kernel and those that it calls are made of; comments and docstrings are not."""
-    if kernel in seen:
-        return
-    seen.add(kernel)
-    yield f"{getattr(kernel, 'declared', None)} {sorted(kernel.targetoptions.items())}"
-    function = kernel.py_func
-    cells = (cell.cell_contents for cell in function.__closure__ or ())
-    known = function.__globals__ | dict(zip(function.__code__.co_freevars, cells, strict=True))
-    yield from _code_parts(function.__code__, function.__doc__, known, seen)
+def _parts(value: Any, names: Iterable[str], seen: set[Any]) -> Iterator[str]:
+    """What a value that code with these names uses is made of; comments and docstrings are not."""
+    if isinstance(value, ModuleType):  # what is named of it: `layout.WIDTH`
+        for found in (getattr(value, name, None) for name in names):
+            if not isinstance(found, ModuleType | FunctionType):
+                yield from _parts(found, (), seen)
+    elif isinstance(value, Dispatcher | FunctionType | extending._Intrinsic):
+        if value in seen:
+            return
+        seen.add(value)
+        if isinstance(value, Dispatcher):  # a kernel, or compiled by `numba.njit`
+            yield f"{getattr(value, 'declared', None)} {sorted(value.targetoptions.items())}"
+        function = getattr(value, "py_func", getattr(value, "_defn", value))
+        cells = (cell.cell_contents for cell in function.__closure__ or ())
+        known = function.__globals__ | dict(zip(function.__code__.co_freevars, cells, strict=True))
+        yield from _code_parts(function.__code__, function.__doc__, known, seen)
+        kinds = (kind for named, kind in builtin_registry.globals if named is value)
+        for template in (template for kind in kinds for template in kind.templates):
+            yield from _parts(getattr(template, "_overload_func", None), (), seen)
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _parts(one, names, seen)
+    elif isinstance(value, np.ndarray):
+        yield hashlib.sha256(value.tobytes()).hexdigest()
+    elif isinstance(value, int | float | str | np.dtype | types.Type | EnumType):
+        yield repr(list(value) if isinstance(value, EnumType) else value)
 
 
 def _code_parts(
@@ -377,21 +390,7 @@ def _code_parts(
         elif value is not doc:
             yield repr(value)
     for name in code.co_names + code.co_freevars:
-        value = known.get(name)
-        if isinstance(value, Dispatcher):  # a kernel, or compiled by `numba.njit`
-            yield from _parts(value, seen)
-        elif isinstance(value, ModuleType):  # constants of a module: `layout.WIDTH`
-            found = [getattr(value, other, None) for other in code.co_names]
-            yield repr([x for x in found if isinstance(x, int | float | str | tuple)])
-            for x in found:
-                if isinstance(x, Dispatcher):
-                    yield from _parts(x, seen)
-        elif isinstance(value, np.ndarray):
-            yield hashlib.sha256(value.tobytes()).hexdigest()
-        elif isinstance(value, EnumType):
-            yield repr(list(value))
-        elif isinstance(value, int | float | str | tuple | np.dtype | types.Type):
-            yield repr(value)
+        yield from _parts(known.get(name), code.co_names, seen)
 
 
 def entries(module: str) -> list[Entry]:

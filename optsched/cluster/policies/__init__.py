@@ -31,6 +31,9 @@ _MODULES: Final = {
 }
 """Name -> module and class."""
 
+NAMED: Final = tuple(_MODULES)
+"""Names of the policies of the library."""
+
 
 _RENAMED: Final = {
     "afs": "elastic with surplus=marginal",

@@ -1,4 +1,4 @@
-"""The view of a running simulation: cheap columns at once, the others when they are first used."""
+"""The view of a running simulation: its columns are computed when they are first used."""
 
 from __future__ import annotations
 
@@ -13,17 +13,13 @@ from optsched.cluster.world.policy import ClusterView
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy.typing as npt
-
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.layout import World
     from optsched.cluster.world.settings import Settings
     from optsched.model.schedule import IntArray
 
-_OF_WORKLOAD: Final = (
-    "submit", "pass_work", "priority", "weight", "group", "template", "preemptible",
-)  # fmt: skip
+    Columns = dict[str, Any]
 
 _TIME, _ACTIVE, _VERSION, _COLUMNS = map(
     list(STATE.names or ()).index, ("time", "active", "version", "columns")
@@ -33,21 +29,26 @@ _TIME, _ACTIVE, _VERSION, _COLUMNS = map(
 class EngineView(ClusterView):
     """A `ClusterView` that reads the world of its `Viewer`."""
 
-    def __init__(self, columns: dict[str, Any]) -> None:
+    def __init__(self, columns: Columns) -> None:
         self.__dict__ = columns
 
     def __getattr__(self, name: str) -> Any:
         """Compute a column that was not needed before."""
         viewer: Viewer | None = self.__dict__.get("_viewer")
-        make = None if viewer is None else _LATER.get(name)
+        make = _KEPT.get(name) or _LATER.get(name)
         if viewer is None or make is None:
             raise AttributeError(f"'ClusterView' object has no attribute {name!r}")
         if self.__dict__["_decision"] != viewer.decisions:
             raise RuntimeError(
                 f"view.{name}: this view is of an earlier instant; policies read it within decide()"
             )
-        make(viewer, self.__dict__)
-        return self.__dict__[name]
+        made = make(viewer, self.job)
+        for column in made.values():
+            column.setflags(write=False)
+        self.__dict__.update(made)
+        if name in _KEPT:
+            viewer.kept.update(made)
+        return made[name]
 
 
 class Viewer:
@@ -63,14 +64,11 @@ class Viewer:
 
     def __init__(self, world: World, workload: Workload, nodes: Nodes, settings: Settings) -> None:
         self.world, self.workload = world, workload
-        self.fixed = {"workload": workload, "settings": settings, "nodes": nodes}
-        self.decisions = 0
-        self.version = -1
-        self.kept: dict[str, Any] = {}
-        cost = workload.restart_cost
-        self.cost = np.where(cost < 0, settings.restart_cost, cost)
+        self.fixed = {"workload": workload, "settings": settings, "nodes": nodes, "_viewer": self}
+        self.decisions, self.version = 0, -1
+        self.kept: Columns = {}
         self.one_size = len(workload.size) == len(workload) and bool((workload.size > 0).all())
-        self.steps = _frozen(np.arange(len(workload) + 1))
+        self.steps = np.arange(len(workload) + 1)
         self.state = world.state.view(np.int64)
 
     def look(self) -> EngineView:
@@ -79,57 +77,33 @@ class Viewer:
         self.decisions += 1
         if self.version != state[_VERSION]:
             self.version = int(state[_VERSION])
-            self.kept = self.fixed | {"job": _frozen(self.world.active[: state[_ACTIVE]].copy())}
+            jobs = self.world.active[: state[_ACTIVE]].copy()
+            jobs.setflags(write=False)
+            self.kept = self.fixed | {"job": jobs}
         columns = self.kept.copy()
-        columns["_viewer"], columns["_decision"] = self, self.decisions
-        columns["time"] = int(state[_TIME])
+        columns["_decision"], columns["time"] = self.decisions, int(state[_TIME])
         return EngineView(columns)
 
 
-def _frozen(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    array.setflags(write=False)
-    return array
+def _of_jobs(name: str) -> Callable[[Viewer, IntArray], Columns]:
+    return lambda viewer, jobs: {name: getattr(viewer.workload, name)[jobs]}
 
 
-def _keep(viewer: Viewer, columns: dict[str, Any], **values: Any) -> None:
-    """Put in columns that stay while the set of active jobs does."""
-    for key, value in values.items():
-        columns[key] = viewer.kept[key] = _frozen(value)
-
-
-def _column(name: str) -> Callable[[Viewer, dict[str, Any]], None]:
-    return lambda viewer, columns: _keep(
-        viewer, columns, **{name: getattr(viewer.workload, name)[columns["job"]]}
-    )
-
-
-def _present(name: str) -> Callable[[Viewer, dict[str, Any]], None]:
+def _present(name: str) -> Callable[[Viewer, IntArray], Columns]:
     """Read a row that `turn` fills; from the first time on it does so at every instant."""
     row, flag = PRESENT.index(name), name in ("running", "at_pass_end")
 
-    def read(viewer: Viewer, columns: dict[str, Any]) -> None:
+    def read(viewer: Viewer, jobs: IntArray) -> Columns:
         if not viewer.state[_COLUMNS] >> row & 1:
             turn(viewer.world.address, 1 << row)
-        column = viewer.world.present[row, : len(columns["job"])]
-        columns[name] = _frozen(column != 0 if flag else column.copy())
+        column = viewer.world.present[row, : len(jobs)]
+        return {name: column != 0 if flag else column.copy()}
 
     return read
 
 
-def _costs(viewer: Viewer, columns: dict[str, Any]) -> None:
-    _keep(viewer, columns, restart_cost=viewer.cost[columns["job"]])
-
-
-def _sizes(viewer: Viewer, columns: dict[str, Any]) -> None:
-    jobs, workload = columns["job"], viewer.workload
-    if viewer.one_size:
-        ptr, source = viewer.steps[: len(jobs) + 1], jobs
-    else:
-        first = workload.size_ptr[jobs]
-        length = workload.size_ptr[jobs + 1] - first
-        ptr, source = _rows(first, np.where(workload.size[first] == 0, 0, length))
-    size, rate = workload.size[source], workload.rate[source]
-    _keep(viewer, columns, size_ptr=ptr, size=size, rate=rate)
+def _of_nodes(name: str, column: str) -> Callable[[Viewer, IntArray], Columns]:
+    return lambda viewer, _: {name: viewer.world.node[column] * viewer.world.node["takes"]}
 
 
 def _rows(first: IntArray, length: IntArray) -> tuple[IntArray, IntArray]:
@@ -139,17 +113,27 @@ def _rows(first: IntArray, length: IntArray) -> tuple[IntArray, IntArray]:
     return ptr, np.repeat(first - ptr[:-1], length) + np.arange(ptr[-1])
 
 
-def _observed(viewer: Viewer, columns: dict[str, Any]) -> None:
-    jobs, workload = columns["job"], viewer.workload
+def _sizes(viewer: Viewer, jobs: IntArray) -> Columns:
+    workload = viewer.workload
+    if viewer.one_size:
+        ptr, source = viewer.steps[: len(jobs) + 1], jobs
+    else:
+        first = workload.size_ptr[jobs]
+        length = workload.size_ptr[jobs + 1] - first
+        ptr, source = _rows(first, np.where(workload.size[first] == 0, 0, length))
+    return {"size_ptr": ptr, "size": workload.size[source], "rate": workload.rate[source]}
+
+
+def _observed(viewer: Viewer, jobs: IntArray) -> Columns:
+    workload = viewer.workload
     first = workload.observed_ptr[jobs]
     known = workload.observed_ptr[jobs + 1] - first
     ptr, source = _rows(first, np.minimum(known, viewer.world.job["passes"][jobs]))
-    columns["observed_ptr"] = _frozen(ptr)
-    columns["observed"] = _frozen(workload.observed[source])
+    return {"observed_ptr": ptr, "observed": workload.observed[source]}
 
 
-def _held(viewer: Viewer, columns: dict[str, Any]) -> None:
-    w, job = viewer.world, viewer.world.job[columns["job"]]
+def _held(viewer: Viewer, jobs: IntArray) -> Columns:
+    w, job = viewer.world, viewer.world.job[jobs]
     stay, runs = w.log[job["row"]], job["row"] >= 0
     task = runs & (job["gpus"] == 0)
     length = np.where(runs, stay["end_node"] - stay["first"], 0)
@@ -157,39 +141,34 @@ def _held(viewer: Viewer, columns: dict[str, Any]) -> None:
     rows = w.log_node[np.minimum(source, len(w.log_node) - 1)]
     node, count = rows[:, 0].copy(), rows[:, 1].copy()
     node[ptr[:-1][task]], count[ptr[:-1][task]] = job["unit"][task], 0
-    columns["held_ptr"], columns["held_node"] = _frozen(ptr), _frozen(node)
-    columns["held_count"] = _frozen(count)
+    return {"held_ptr": ptr, "held_node": node, "held_count": count}
 
 
-def _draining(viewer: Viewer, columns: dict[str, Any]) -> None:
-    view = EngineView(columns)
-    closed = viewer.world.node["takes"][view.held_node] == 0
-    rows = np.repeat(np.arange(len(view.job)), np.diff(view.held_ptr))
-    found = np.zeros(len(view.job), bool)
-    found[rows[closed]] = view.gpus[rows[closed]] > 0
-    columns["draining"] = _frozen(found)
+def _draining(viewer: Viewer, jobs: IntArray) -> Columns:
+    ptr, node, count = _held(viewer, jobs).values()
+    closed = (viewer.world.node["takes"][node] == 0) & (count > 0)
+    found = np.zeros(len(jobs), bool)
+    found[np.repeat(np.arange(len(jobs)), np.diff(ptr))[closed]] = True
+    return {"draining": found}
 
 
-def _of_nodes(name: str, column: str) -> Callable[[Viewer, dict[str, Any]], None]:
-    return lambda viewer, columns: columns.update(
-        {name: _frozen(viewer.world.node[column] * viewer.world.node["takes"])}
-    )
-
-
-_LATER: Final[dict[str, Callable[[Viewer, dict[str, Any]], None]]] = {
-    **{name: _column(name) for name in _OF_WORKLOAD},
-    **{name: _present(name) for name in PRESENT},
-    "restart_cost": _costs,
-    "size_ptr": _sizes, "size": _sizes, "rate": _sizes,
-    "observed_ptr": _observed, "observed": _observed,
-    "held_ptr": _held, "held_node": _held, "held_count": _held,
-    "free": _of_nodes("free", "free"), "capacity": _of_nodes("capacity", "capacity"),
-    "node_type": lambda viewer, columns: columns.update(
-        node_type=_frozen(viewer.world.supply[:, 0] - 1)
-    ),
-    "draining": _draining,
-    "finished": lambda viewer, columns: columns.update(
-        finished=_frozen(viewer.world.finished.copy())
-    ),
-    "zero_free": _of_nodes("zero_free", "free_units"),
+_KEPT: Final[dict[str, Callable[[Viewer, IntArray], Columns]]] = {
+    **{name: _of_jobs(name) for name in (
+        "submit", "pass_work", "priority", "weight", "group", "template", "preemptible",
+    )},
+    "restart_cost": lambda viewer, jobs: {"restart_cost": viewer.world.given["cost"][jobs]},
+    **dict.fromkeys(("size_ptr", "size", "rate"), _sizes),
 }  # fmt: skip
+"""Columns that stay as they are while the set of active jobs does."""
+
+_LATER: Final[dict[str, Callable[[Viewer, IntArray], Columns]]] = {
+    **{name: _present(name) for name in PRESENT},
+    **dict.fromkeys(("observed_ptr", "observed"), _observed),
+    **dict.fromkeys(("held_ptr", "held_node", "held_count"), _held),
+    "draining": _draining,
+    "free": _of_nodes("free", "free"), "capacity": _of_nodes("capacity", "capacity"),
+    "zero_free": _of_nodes("zero_free", "free_units"),
+    "node_type": lambda viewer, _: {"node_type": viewer.world.supply[:, 0] - 1},
+    "finished": lambda viewer, _: {"finished": viewer.world.finished.copy()},
+}  # fmt: skip
+"""Columns of one instant."""
