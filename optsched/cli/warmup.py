@@ -15,7 +15,7 @@ from optsched.cli.options import option
 def warmup(
     cache_dir: Annotated[Path | None, option("Put them here, for NUMBA_CACHE_DIR.")] = None,
 ) -> None:
-    """Compile all kernels and the rules of policies on all cores; what is compiled stays on disk."""
+    """Compile all kernels and rules of policies on all cores; what is compiled stays on disk."""
     from optsched.errors import InputError
 
     if cache_dir is not None:
