@@ -20,8 +20,8 @@ from optsched.cluster.policies.elastic_rule import (
     FREE,
     IDLE,
     NEVER,
-    Gangs,
     fixed_sizes,
+    gangs,
     share,
     sizing,
 )
@@ -70,9 +70,9 @@ def fixed_of(view):
 
 def movable_of(view):
     """Positions of the jobs whose size is to be chosen, and GPUs for them."""
-    n, fixed = len(view.job), fixed_of(view)
-    columns = (view.gpus, view.size_ptr, view.size, view.preemptible, *[np.zeros(n)] * 4, view.rate)
-    least, spare = share(Gangs(np.arange(n), fixed, *columns), int(view.free.sum()), NEVER, IDLE)
+    n, known = len(view.job), sizing(view.workload, view.nodes, view.settings, False)
+    jobs = gangs(view, known, np.arange(n), *[np.zeros(n)] * 4, view.rate)
+    spare, least, fixed = share(jobs, int(view.free.sum()), NEVER, IDLE), jobs.quota, jobs.fixed
     movable = np.flatnonzero((least > 0) & (fixed == FREE))
     return movable, int(least[movable].sum() + spare)
 

@@ -183,10 +183,12 @@ def kernel_share(jobs, order, budget, preempt, surplus):
     ptr = np.cumsum([0, *(len(job["size"]) for job in jobs)])
     elapsed = column.get("elapsed", np.zeros(n))
     about = Gangs(
-        np.array(order), column["fixed"], column["held"], ptr, size, column["preemptible"] > 0,
-        column["remaining"], column["weight"], elapsed, column["cost"], rate,
+        np.array(order), column["remaining"], column["weight"], elapsed, column["cost"], rate,
+        column["held"], ptr, size, column["preemptible"] > 0, column["fixed"],
+        *np.zeros((4, n), np.int64),
     )  # fmt: skip
-    quota, spare = share(about, budget - loose, preempt, surplus)
+    spare = share(about, budget - loose, preempt, surplus)
+    quota = about.quota
     return dict(enumerate(quota.tolist())), int(spare)
 
 

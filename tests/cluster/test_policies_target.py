@@ -19,7 +19,8 @@ from optsched.cluster.world.layout import frozen
 
 def learned(gaps, centre, sigma=0.5, first=float("nan")):
     """Mean and variance of log T by the kernel."""
-    return p.log_passes(frozen(np.array(gaps, np.float64)), first, centre, sigma)
+    gaps = frozen(np.array([9.0, *gaps]))
+    return p.log_passes(gaps, 1, len(gaps) - 1, first, centre, sigma, np.empty((4, p.CELLS)))
 
 
 def plainly(gaps, centre, sigma=0.5, first=float("nan")):
@@ -109,14 +110,17 @@ def test_pooling_equals_plain_code(jobs):
         weights = [1 / variance[j], 1 / (1 / sum(precision) + tau)]
         plain.append(m if known[j] else np.average([m, witness], weights=weights))
     rows = zip(mean, variance, known, strict=True)
-    found = p.pooled(*situation([{"mean": m, "variance": v, "known": k} for m, v, k in rows]))
+    found = np.empty(len(jobs))
+    view, prior, memory = situation([{"mean": m, "variance": v, "known": k} for m, v, k in rows])
+    p.pooled(view, prior, memory, found)
     assert found == pytest.approx(plain, rel=1e-9)
 
 
 def test_a_pool_of_one_keeps_its_mean():
     """There is no second witness."""
-    alone = [{"mean": 3.0, "variance": 0.2, "known": False}]
-    assert p.pooled(*situation(alone)).tolist() == [3.0]
+    found = np.empty(1)
+    p.pooled(*situation([{"mean": 3.0, "variance": 0.2, "known": False}]), found)
+    assert found == [3.0]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +136,9 @@ def test_remaining_work(log_t, aims, pass_work, number, passes, done, left):
     view, known, _ = situation(
         [{"passes": passes, "done": done}], aims=[aims], work_of_pass=[pass_work], number=[number]
     )
-    assert p.work_left(view, known, [log_t]) == pytest.approx([left])
+    found = np.array([log_t])
+    p.work_left(view, known, found)
+    assert found == pytest.approx([left])
 
 
 class Peek:

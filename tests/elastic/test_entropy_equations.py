@@ -68,7 +68,7 @@ def test_score() -> None:
     """(29): lambda weighs level and fall; a rising U counts as no fall."""
     for seen, U, fall in (([], 0.8, 0), ([0.7, 0.9], 0.9, 0), ([1, 0.6], 0.6, 0.4)):
         for lam in (0.0, 0.5, 1.0):
-            found = score(np.array(seen, np.float64), 0.8, lam)
+            found = score(np.array(seen, np.float64), 0, len(seen), 0.8, lam)
             assert found == pytest.approx(lam * U + (1 - lam) * fall)
 
 

@@ -43,8 +43,10 @@ from optsched.cluster.policies.elastic_rule import (
     IDLE,
     NEVER,
     WORST,
-    Gangs,
     fixed_sizes,
+    floats,
+    gangs,
+    integers,
     positions,
     share,
     sizing,
@@ -174,23 +176,24 @@ def all_jobs(view):  # type: ignore[no-untyped-def]
 @helper()
 def level_shares(view, pool, sizing, objective, of_speed, of_work):  # type: ignore[no-untyped-def]
     """GPUs of the jobs of a pool; see the module."""
-    n = len(view.job)
-    work, scale, elapsed = np.empty(n), np.ones(n), np.zeros(n)
+    n = len(view.gpus)
+    work, scale, elapsed = floats(n), floats(n), floats(n)
     by_weight = objective == _MAX_MIN or (objective == _PROPORTIONAL and not of_work)
-    for i in pool.order:  # the lowest level g/w is the largest w/g
-        work[i] = view.weight[i] if by_weight else view.remaining[i]
+    for at in range(len(pool.order)):
+        i = pool.order[at]
+        scale[i], work[i] = 1.0, view.remaining[i]
+        if by_weight:  # the lowest level g/w is the largest w/g
+            work[i] = view.weight[i]
         if objective == _FAIRNESS:
             elapsed[i] = view.time - view.submit[i]
             scale[i] = 1.0 / isolated_time(view, pool, i)
-    jobs = Gangs(
-        pool.order, fixed_sizes(view, sizing), view.gpus, view.size_ptr, view.size,
-        view.preemptible, work, scale, elapsed, elapsed,
-        view.size if objective == _MAX_MIN and not of_speed else pool.rate,
-    )  # fmt: skip
-    return share(jobs, pool.free, NEVER, APPORTION if objective == _PROPORTIONAL else WORST)[0]
+    pace = view.size if objective == _MAX_MIN and not of_speed else pool.rate
+    jobs = gangs(view, sizing, pool.order, work, scale, elapsed, elapsed, pace)
+    share(jobs, pool.free, NEVER, APPORTION if objective == _PROPORTIONAL else WORST)
+    return jobs.quota
 
 
-@helper()
+@helper(counted=False)
 def fair_option(view, pool, i):  # type: ignore[no-untyped-def]
     """Index of the largest size of job i of at most G/n GPUs, else of its smallest."""
     at = view.size_ptr[i]
@@ -199,7 +202,7 @@ def fair_option(view, pool, i):  # type: ignore[no-untyped-def]
     return at
 
 
-@helper()
+@helper(counted=False)
 def isolated_time(view, pool, i):  # type: ignore[no-untyped-def]
     """T_iso of an active job, by its estimated work (done and left); of one without sizes 1."""
     if view.size_ptr[i] == view.size_ptr[i + 1]:
@@ -212,23 +215,19 @@ def isolated_time(view, pool, i):  # type: ignore[no-untyped-def]
 @helper()
 def goodput_shares(view, pool, sizing, p):  # type: ignore[no-untyped-def]
     """GPUs of the jobs of a pool with the greatest sum of worths."""
-    fixed, none = fixed_sizes(view, sizing), np.zeros(len(view.job))
-    jobs = Gangs(
-        pool.order, fixed, view.gpus, view.size_ptr, view.size, view.preemptible, none, none, none,
-        none, pool.rate,
-    )  # fmt: skip
-    quota, spare = share(jobs, pool.free, NEVER, IDLE)
+    none = floats(len(view.gpus))
+    jobs = gangs(view, sizing, pool.order, none, none, none, none, pool.rate)
+    spare, count = share(jobs, pool.free, NEVER, IDLE), 0
     if spare > 0:
-        movable, count = np.empty(len(pool.order), np.int64), 0
         for i in pool.order:
-            if quota[i] > 0 and fixed[i] == FREE:
-                movable[count] = i
+            if jobs.quota[i] > 0 and jobs.fixed[i] == FREE:
+                jobs.some[count] = i
                 count += 1
-        ptr, more, value = worths(view, pool, movable[:count], spare, p)
+        ptr, more, value = worths(view, pool, jobs.some[:count], spare, p)
         chosen = best_options(ptr, more, value, spare)
         for row in range(count):
-            quota[movable[row]] += more[chosen[row]]
-    return quota
+            jobs.quota[jobs.some[row]] += more[chosen[row]]
+    return jobs.quota
 
 
 @helper()
@@ -237,8 +236,12 @@ def worths(view, pool, movable, spare, p):  # type: ignore[no-untyped-def]
 
     Worth, to be maximized in sum: speedup^p, its logarithm for p = 0, or its negative for p < 0.
     """
-    ptr, at = np.zeros(len(movable) + 1, np.int64), 0
-    more, value = np.empty(len(view.size), np.int64), np.empty(len(view.size), np.int64)
+    ptr, more, value, at = (
+        integers(len(movable) + 1),
+        integers(len(view.size)),
+        integers(len(view.size)),
+        0,
+    )
     for row in range(len(movable)):
         i = movable[row]
         first, fair = view.size_ptr[i], pool.rate[fair_option(view, pool, i)]
@@ -255,27 +258,34 @@ def worths(view, pool, movable, spare, p):  # type: ignore[no-untyped-def]
 
 @helper()
 def best_options(ptr, size, value, budget):  # type: ignore[no-untyped-def]
-    """Positions of one option of every row with the greatest sum of values within a budget.
-
-    Dynamic programming over the budget: ``best[b]`` is the greatest value of the rows so far with
-    sizes of at most b (`_NONE`: they do not fit); of equal options the first.
-    """
+    """Positions of one option of every row with the greatest sum of values within a budget."""
     rows, most = len(ptr) - 1, 0
     for row in range(rows):
         most += size[ptr[row + 1] - 1]
-    budget = min(budget, most)
-    best, old = np.zeros(budget + 1, np.int64), np.empty(budget + 1, np.int64)
-    taken = np.empty((rows, budget + 1), np.int64)
-    for row in range(rows):
-        best, old = old, best
-        for b in range(budget + 1):
-            best[b] = _NONE
-        for k in range(ptr[row], ptr[row + 1]):
-            for b in range(size[k], budget + 1):
-                if old[b - size[k]] > _NONE and old[b - size[k]] + value[k] > best[b]:
-                    best[b], taken[row, b] = old[b - size[k]] + value[k], k
-    chosen, left = np.empty(rows, np.int64), budget
-    for row in range(rows - 1, -1, -1):
-        chosen[row] = taken[row, left]
-        left -= size[chosen[row]]
+    width, chosen = min(budget, most) + 1, integers(rows)
+    _programme(ptr, size, value, integers(2 * width), integers(rows * width), chosen)
     return chosen
+
+
+@helper(counted=False)
+def _programme(ptr, size, value, best, taken, chosen):  # type: ignore[no-untyped-def]
+    """Dynamic programming over the budget: the greatest value of the rows so far by their size.
+
+    ``best`` holds two rows, the last and the present one (`_NONE`: they do not fit); of equal
+    options the first is taken.
+    """
+    width, rows = len(best) // 2, len(chosen)
+    for row in range(rows):
+        now, last = width * (row % 2), width * (1 - row % 2)
+        for b in range(width):
+            best[now + b] = _NONE
+        for k in range(ptr[row], ptr[row + 1]):
+            for b in range(size[k], width):
+                before = best[last + b - size[k]]
+                if before > _NONE and before + value[k] > best[now + b]:
+                    best[now + b], taken[row * width + b] = before + value[k], k
+    left = width - 1
+    for row in range(rows - 1, -1, -1):
+        chosen[row] = taken[row * width + left]
+        left -= size[chosen[row]]
+    return left

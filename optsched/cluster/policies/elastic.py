@@ -24,17 +24,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-import numpy as np
-
 from optsched.cluster.policies.elastic_rule import (
     APPORTION,
     BY_ORDER,
     MARGINAL,
     NEVER,
     ROUND,
-    Gangs,
-    fixed_sizes,
+    floats,
+    gangs,
     in_order,
+    integers,
     placed,
     positions,
     share,
@@ -100,27 +99,26 @@ class Elastic(RulePolicy):
     @staticmethod
     def rule(view, sizing, work, by, preempt, surplus):  # type: ignore[no-untyped-def]
         """GPUs and order now."""
-        n = len(view.job)
-        key, left, one = np.zeros(n, np.int64), np.empty(n), np.ones(n)
+        n = len(view.gpus)
+        key, left, one = integers(n), floats(n), floats(n)
         for i in range(n):
-            left[i] = view.remaining[i]
+            left[i], one[i] = view.remaining[i], 1.0
             if by > 0:
                 key[i] = work[view.job[i]] if by == 1 else view.remaining[i]
         order = in_order(view, key) if by > 0 else positions(n)
-        jobs = Gangs(
-            order, fixed_sizes(view, sizing), view.gpus, view.size_ptr, view.size,
-            view.preemptible, left, one, one, one, view.rate,
-        )  # fmt: skip
-        quota, _ = share(jobs, total(view.free), preempt, surplus)
-        return Choice(quota, placed(view, order, quota), 0)
+        jobs = gangs(view, sizing, order, left, one, one, one, view.rate)
+        share(jobs, total(view.free), preempt, surplus)
+        return Choice(jobs.quota, jobs.some[: placed(jobs)], 0)
 
 
-@helper()
-def score(reports, initial, lam):  # type: ignore[no-untyped-def]
+@helper(counted=False)
+def score(reports, first, end, initial, lam):  # type: ignore[no-untyped-def]
     """Score lam * U + (1 - lam) * max(0, fall of U) (29) of a job with these values of U."""
-    seen = len(reports)
-    level = reports[seen - 1] if seen > 0 else initial
-    fall = max(reports[seen - 2] - reports[seen - 1], 0.0) if seen > 1 else 0.0
+    level, fall = initial, 0.0
+    if end > first:
+        level = reports[end - 1]
+    if end > first + 1:
+        fall = max(reports[end - 2] - level, 0.0)
     return lam * level + (1.0 - lam) * fall
 
 
@@ -166,17 +164,15 @@ class Entropy(RulePolicy):
     @staticmethod
     def rule(view, sizing, lam, initial, resolved, preempt):  # type: ignore[no-untyped-def]
         """GPUs and order now."""
-        n = len(view.job)
-        scores, key, one = np.empty(n), np.empty(n), np.ones(n)
+        n = len(view.gpus)
+        scores, key = floats(n), floats(n)
         for i in range(n):
-            reports = view.observed[view.observed_ptr[i] : view.observed_ptr[i + 1]]
-            scores[i] = score(reports, initial, lam)
+            scores[i] = score(
+                view.observed, view.observed_ptr[i], view.observed_ptr[i + 1], initial, lam
+            )
             if resolved:
                 scores[i] /= view.remaining[i]
             key[i] = -scores[i]
-        jobs = Gangs(
-            in_order(view, key), fixed_sizes(view, sizing), view.gpus, view.size_ptr, view.size,
-            view.preemptible, scores, one, one, one, view.rate,
-        )  # fmt: skip
-        quota, _ = share(jobs, total(view.free), preempt, APPORTION)
-        return Choice(quota, placed(view, jobs.order, quota), 0)
+        jobs = gangs(view, sizing, in_order(view, key), scores, key, key, key, view.rate)
+        share(jobs, total(view.free), preempt, APPORTION)
+        return Choice(jobs.quota, jobs.some[: placed(jobs)], 0)

@@ -53,17 +53,10 @@ PINNED: Final = 3
 
 
 class Gangs(NamedTuple):
-    """Jobs as the rule takes them, by position in the view."""
+    """Jobs as the rule takes them, by position in the view, and arrays that it fills."""
 
     order: Any
     """Positions of the jobs that take part, the most important first."""
-    fixed: Any
-    """`FREE`, `HOLDS`, `LAST` or `PINNED`."""
-    gpus: Any
-    size_ptr: Any
-    size: Any
-    preemptible: Any
-    """Columns of the view."""
     work: Any
     """Remaining work, or a score."""
     scale: Any
@@ -72,6 +65,18 @@ class Gangs(NamedTuple):
     """Restart cost of the next start."""
     pace: Any
     """Speed, or another rising number, at each of ``size``."""
+    gpus: Any
+    size_ptr: Any
+    size: Any
+    preemptible: Any
+    fixed: Any
+    """`FREE`, `HOLDS`, `LAST` or `PINNED`."""
+    quota: Any
+    step: Any
+    """Index of the quota in ``size``."""
+    admitted: Any
+    some: Any
+    """Some positions of the order."""
 
 
 class Sizing(NamedTuple):
@@ -96,25 +101,20 @@ def sizing(workload: Workload, nodes: Nodes, settings: Settings, clairvoyant: bo
 
 
 @helper()
-def fixed_sizes(view, sizing):  # type: ignore[no-untyped-def]
-    """How free the size of every job is."""
-    fixed = np.zeros(len(view.job), np.int64)
-    for i in range(len(fixed)):
-        if view.gpus[i] == 0:
-            continue
-        if len(view.draining) > 0 and view.draining[i]:
-            fixed[i] = PINNED
-        elif sizing.keeps and not view.preemptible[i]:
-            fixed[i] = LAST
-        elif sizing.by_pass and not view.at_pass_end[i]:
-            last = view.passes[i] + 1 >= sizing.last_pass[view.job[i]]
-            fixed[i] = LAST if last else HOLDS
-    return fixed
+def integers(n):  # type: ignore[no-untyped-def]
+    """Zeros; every array that NumPy makes costs time to compile."""
+    return np.zeros(n, np.int64)
+
+
+@helper()
+def floats(n):  # type: ignore[no-untyped-def]
+    """Zeros."""
+    return np.zeros(n)
 
 
 @helper(counted=False)
 def total(values):  # type: ignore[no-untyped-def]
-    """Sum of integers; it compiles faster than NumPy's."""
+    """Sum of integers."""
     found = 0
     for i in range(len(values)):
         found += values[i]
@@ -122,9 +122,24 @@ def total(values):  # type: ignore[no-untyped-def]
 
 
 @helper()
+def positions(n):  # type: ignore[no-untyped-def]
+    """0 to n - 1."""
+    order = integers(n)
+    for i in range(n):
+        order[i] = i
+    return order
+
+
+@helper()
 def by_key(order, key):  # type: ignore[no-untyped-def]
-    """Sort positions in place by key, equal keys as they were: a merge sort that compiles fast."""
-    n, width, merged = len(order), 1, order.copy()
+    """Sort positions in place by key, equal keys as they were."""
+    _merge_sort(order, key, integers(len(order)))
+    return order
+
+
+@helper(counted=False)
+def _merge_sort(order, key, merged):  # type: ignore[no-untyped-def]
+    n, width = len(order), 1
     while width < n:
         for first in range(0, n, 2 * width):
             left, right = first, min(first + width, n)
@@ -141,28 +156,54 @@ def by_key(order, key):  # type: ignore[no-untyped-def]
             for k in range(first, end):
                 order[k] = merged[k]
         width *= 2
-    return order
-
-
-@helper()
-def positions(n):  # type: ignore[no-untyped-def]
-    """0 to n - 1."""
-    order = np.empty(n, np.int64)
-    for i in range(n):
-        order[i] = i
-    return order
+    return 0
 
 
 @helper()
 def in_order(view, key):  # type: ignore[no-untyped-def]
     """Positions by ascending key; of equal keys the running jobs first, then by arrival."""
-    order, at = np.empty(len(key), np.int64), 0
+    order, at = integers(len(key)), 0
     for pending in range(2):
         for i in range(len(key)):
             if (view.gpus[i] == 0) == (pending == 1):
                 order[at] = i
                 at += 1
     return by_key(order, key)
+
+
+@helper()
+def fixed_sizes(view, sizing):  # type: ignore[no-untyped-def]
+    """How free the size of every job is."""
+    fixed = integers(len(view.gpus))
+    fix_sizes(view, sizing, fixed)
+    return fixed
+
+
+@helper()
+def gangs(view, sizing, order, work, scale, elapsed, cost, pace):  # type: ignore[no-untyped-def]
+    """Jobs of an order as `share` takes them."""
+    n = len(view.gpus)
+    return Gangs(
+        order, work, scale, elapsed, cost, pace, view.gpus, view.size_ptr, view.size,
+        view.preemptible, fixed_sizes(view, sizing), view.gpus.copy(), integers(n), integers(n),
+        integers(n),
+    )  # fmt: skip
+
+
+@helper(counted=False)
+def fix_sizes(view, sizing, fixed):  # type: ignore[no-untyped-def]
+    """Note how free the size of every job is."""
+    for i in range(len(fixed)):
+        if view.gpus[i] == 0:
+            continue
+        if len(view.draining) > 0 and view.draining[i]:
+            fixed[i] = PINNED
+        elif sizing.keeps and not view.preemptible[i]:
+            fixed[i] = LAST
+        elif sizing.by_pass and not view.at_pass_end[i]:
+            last = view.passes[i] + 1 >= sizing.last_pass[view.job[i]]
+            fixed[i] = LAST if last else HOLDS
+    return 0
 
 
 @helper(counted=False)
@@ -181,13 +222,18 @@ def _pays(jobs, i, victim):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False)
-def _may_go(jobs, admitted, i):  # type: ignore[no-untyped-def]
+def _may_go(jobs, i):  # type: ignore[no-untyped-def]
     """Whether a job runs, has not been displaced yet, and may be."""
-    return jobs.gpus[i] > 0 and admitted[i] and jobs.preemptible[i] and jobs.fixed[i] != PINNED
+    return (
+        jobs.gpus[i] > 0
+        and jobs.admitted[i] == 1
+        and jobs.preemptible[i]
+        and jobs.fixed[i] != PINNED
+    )
 
 
 @helper(counted=False)
-def _displace(jobs, admitted, at, last, missing):  # type: ignore[no-untyped-def]
+def _displace(jobs, at, last, missing):  # type: ignore[no-untyped-def]
     """Take out running jobs of the order, from place `last` upwards, for the job at place `at`.
 
     Returns the next place to take from and the GPUs that are more than `missing`; -1 and nothing
@@ -197,7 +243,7 @@ def _displace(jobs, admitted, at, last, missing):  # type: ignore[no-untyped-def
     while back > at and freed < missing:
         victim = jobs.order[back]
         back -= 1
-        if _may_go(jobs, admitted, victim):
+        if _may_go(jobs, victim):
             if not _pays(jobs, jobs.order[at], victim):
                 return -1, 0
             freed += _least(jobs, victim)
@@ -206,138 +252,142 @@ def _displace(jobs, admitted, at, last, missing):  # type: ignore[no-untyped-def
     left, following = freed - missing, back
     for place in range(back + 1, last + 1):
         victim = jobs.order[place]
-        if _may_go(jobs, admitted, victim):
+        if _may_go(jobs, victim):
             need = _least(jobs, victim)
-            admitted[victim] = need <= left  # a larger one that stood before it is enough
-            if admitted[victim]:
+            jobs.admitted[victim] = 0  # where a larger one that stood before it is enough
+            if need <= left:
+                jobs.admitted[victim] = 1
                 left, following = left - need, place
     return following, left
 
 
-@helper()
+@helper(counted=False)
 def _admit(jobs, preempt, left):  # type: ignore[no-untyped-def]
-    """Which jobs shall run: their least GPUs fit `left` together."""
-    admitted = np.zeros(len(jobs.gpus), np.bool_)
-    for i in jobs.order:
+    """Note which jobs shall run: their least GPUs fit `left` together."""
+    n = len(jobs.order)
+    for at in range(n):
+        i = jobs.order[at]
         pinned = jobs.fixed[i] == PINNED
         if jobs.gpus[i] > 0 and (pinned or preempt != BY_ORDER or not jobs.preemptible[i]):
-            admitted[i] = True
+            jobs.admitted[i] = 1
             left -= 0 if pinned else _least(jobs, i)
-    last = len(jobs.order) - 1 if preempt == BY_GAIN else -1
-    for at in range(len(jobs.order)):
+    last = n - 1 if preempt == BY_GAIN else -1
+    for at in range(n):
         i = jobs.order[at]
         if left == 0 and last < 0:
             break
-        if admitted[i] or (jobs.gpus[i] > 0 and preempt != BY_ORDER):
-            continue
-        if jobs.size_ptr[i] == jobs.size_ptr[i + 1]:
+        runs = jobs.admitted[i] == 1 or (jobs.gpus[i] > 0 and preempt != BY_ORDER)
+        if runs or jobs.size_ptr[i] == jobs.size_ptr[i + 1]:
             continue
         gang = _least(jobs, i)
         if gang <= left:
-            admitted[i] = True
+            jobs.admitted[i] = 1
             left -= gang
         elif last >= 0:
-            last, spare = _displace(jobs, admitted, at, last, gang - left)
+            last, spare = _displace(jobs, at, last, gang - left)
             if last >= 0:
-                admitted[i] = True
+                jobs.admitted[i] = 1
                 left = spare
-    return admitted
+    return left
 
 
-@helper()
+@helper(counted=False)
 def share(jobs, left, preempt, surplus):  # type: ignore[no-untyped-def]
-    """GPUs of every job of the order, of the free ones and their own; and how many are left over.
+    """Set `Gangs.quota` of the jobs of the order, from free GPUs and their own.
 
-    Of other jobs the present GPUs.
+    Returns how many are left over and may be given to the jobs that run.
     """
-    quota, step = jobs.gpus.copy(), jobs.size_ptr[:-1].copy()
-    changes = left > 0 or preempt != NEVER
-    for i in jobs.order:
+    n, changes = len(jobs.order), left > 0 or preempt != NEVER
+    for at in range(n):
+        i = jobs.order[at]
+        jobs.quota[i], jobs.step[i] = jobs.gpus[i], jobs.size_ptr[i]
         if jobs.fixed[i] != PINNED:
-            left += quota[i]
-        if quota[i] > 0 and jobs.fixed[i] == FREE:
-            changes |= quota[i] > jobs.size[step[i]]
+            left += jobs.gpus[i]
+        if jobs.gpus[i] > 0 and jobs.fixed[i] == FREE and not changes:
+            changes = jobs.gpus[i] > jobs.size[jobs.step[i]]
     if not changes:
-        return quota, 0
-    admitted = _admit(jobs, preempt, left)
-    for i in jobs.order:
-        if admitted[i] and quota[i] > 0:
-            quota[i] = quota[i] if jobs.fixed[i] != FREE else jobs.size[step[i]]
-            left -= 0 if jobs.fixed[i] == PINNED else quota[i]
+        return 0
+    _admit(jobs, preempt, left)
+    for at in range(n):
+        i = jobs.order[at]
+        if jobs.admitted[i] == 1 and jobs.gpus[i] > 0:
+            if jobs.fixed[i] == FREE:
+                jobs.quota[i] = jobs.size[jobs.step[i]]
+            left -= 0 if jobs.fixed[i] == PINNED else jobs.quota[i]
     reserved = 0
-    for i in jobs.order:
+    for at in range(n):
+        i = jobs.order[at]
         held = jobs.gpus[i]
-        if admitted[i] == (held > 0):
+        if (jobs.admitted[i] == 1) == (held > 0):
             continue
-        if admitted[i]:
-            need = jobs.size[step[i]]
+        if held == 0:
+            need = jobs.size[jobs.step[i]]
             if need > left:  # until another job ends its pass
                 reserved += need
                 continue
-            quota[i] = need
+            jobs.quota[i] = need
         else:  # it goes on while no job starts in its place
-            quota[i] = held if jobs.fixed[i] != FREE and held <= left else 0
+            jobs.quota[i] = held if jobs.fixed[i] != FREE and held <= left else 0
             for k in range(jobs.size_ptr[i], jobs.size_ptr[i + 1]):
                 if jobs.fixed[i] == FREE and jobs.size[k] <= min(held, left):
-                    step[i], quota[i] = k, jobs.size[k]
-        left -= quota[i]
-    spare = max(left - reserved, 0)
-    if surplus != IDLE:
-        spare = _hand_out(jobs, surplus, quota, step, spare)
-    return quota, spare
+                    jobs.step[i], jobs.quota[i] = k, jobs.size[k]
+        left -= jobs.quota[i]
+    return _hand_out(jobs, surplus, max(left - reserved, 0))
 
 
-@helper()
-def _hand_out(jobs, surplus, quota, step, spare):  # type: ignore[no-untyped-def]
-    """Each step up to the job where it is most urgent; returns what is left."""
-    able, count, steps = np.empty(len(jobs.order), np.int64), 0, np.zeros(len(quota), np.int64)
-    for i in jobs.order:
-        if quota[i] > 0 and jobs.fixed[i] == FREE:
-            able[count] = i
+@helper(counted=False)
+def _hand_out(jobs, surplus, spare):  # type: ignore[no-untyped-def]
+    """Give each step up to the job where it is most urgent; returns what is left."""
+    count = 0
+    for at in range(len(jobs.order)):
+        i = jobs.order[at]
+        if jobs.quota[i] > 0 and jobs.fixed[i] == FREE:
+            jobs.some[count], jobs.admitted[i] = i, 0  # from now on the number of its steps
             count += 1
-    while spare > 0:
+    while spare > 0 and surplus != IDLE:
         best, most, second, kept = -1, 0.0, 0.0, 0
-        for a in range(count):
-            i = able[a]
-            k = step[i]
+        for at in range(count):
+            i = jobs.some[at]
+            k = jobs.step[i]
             if k + 1 == jobs.size_ptr[i + 1] or jobs.size[k + 1] - jobs.size[k] > spare:
                 continue  # nor will it fit later
-            able[kept] = i
+            jobs.some[kept] = i
             kept += 1
-            if surplus == ROUND:
-                first, after = -float(steps[i]), 0.0
-            else:
-                first, after = _urgency(jobs, surplus, i, k)
+            first, after = _urgency(jobs, surplus, i, k)
             if best < 0 or first > most or (first == most and after > second):
                 best, most, second = i, first, after
         count = kept
         if best < 0 or (surplus == MARGINAL and most <= 0.0):
             break
-        step[best] += 1
-        steps[best] += 1
-        spare -= jobs.size[step[best]] - quota[best]
-        quota[best] = jobs.size[step[best]]
+        jobs.step[best] += 1
+        jobs.admitted[best] += 1
+        following = jobs.size[jobs.step[best]]
+        spare -= following - jobs.quota[best]
+        jobs.quota[best] = following
     return spare
 
 
 @helper(counted=False)
 def _urgency(jobs, surplus, i, k):  # type: ignore[no-untyped-def]
     """Urgency of a step up from option k of job i, and a second value for equal ones."""
-    now, following = jobs.size[k], jobs.size[k + 1]
+    now, following = float(jobs.size[k]), float(jobs.size[k + 1])
+    if surplus == ROUND:
+        return -float(jobs.admitted[i]), 0.0
     if surplus == APPORTION:  # without a score: equal shares of what others cannot take
-        return (jobs.work[i] / (now + following) if jobs.work[i] > 0.0 else -float(following)), 0.0
+        return (jobs.work[i] / (now + following) if jobs.work[i] > 0.0 else -following), 0.0
     before, after = jobs.work[i] / jobs.pace[k], jobs.work[i] / jobs.pace[k + 1]
     if surplus == MARGINAL:
         return jobs.scale[i] * (before - after) / (following - now), 0.0
     return jobs.scale[i] * (jobs.elapsed[i] + before), -jobs.scale[i] * (jobs.elapsed[i] + after)
 
 
-@helper()
-def placed(view, order, quota):  # type: ignore[no-untyped-def]
-    """Positions of the jobs that start or change their size, in the order."""
-    found, count = np.empty(len(order), np.int64), 0
-    for i in order:
-        if quota[i] > 0 and quota[i] != view.gpus[i]:
-            found[count] = i
+@helper(counted=False)
+def placed(jobs):  # type: ignore[no-untyped-def]
+    """Put the jobs that start or change their size into `Gangs.some`, in the order; how many."""
+    count = 0
+    for at in range(len(jobs.order)):
+        i = jobs.order[at]
+        if jobs.quota[i] > 0 and jobs.quota[i] != jobs.gpus[i]:
+            jobs.some[count] = i
             count += 1
-    return found[:count]
+    return count

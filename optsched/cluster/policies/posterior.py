@@ -57,41 +57,42 @@ def _root_power(base, halves):  # type: ignore[no-untyped-def]
     return found
 
 
-@entry(types.UniTuple(FLOAT, 2), types.Array(FLOAT, 1, "C", readonly=True), FLOAT, FLOAT, FLOAT)
-def log_passes(gaps, first, centre, sigma):  # type: ignore[no-untyped-def]
-    """Mean and variance of log T after ``len(gaps)`` passes.
+@entry(
+    types.UniTuple(FLOAT, 2), types.Array(FLOAT, 1, "C", readonly=True), INT, INT, FLOAT, FLOAT,
+    FLOAT, types.Array(FLOAT, 2, "C"), counted=False,
+)  # fmt: skip
+def log_passes(gaps, begin, passes, first, centre, sigma, cells):  # type: ignore[no-untyped-def]
+    """Mean and variance of log T after some passes.
 
-    `gaps`: uncertainty above the target after every pass; `first`: before the first one, NaN if
-    unknown; `centre`, `sigma`: prior of log T.
+    ``gaps[begin:]``: uncertainty above the target after every pass; `first`: before the first one,
+    NaN if unknown; `centre`, `sigma`: prior of log T; `cells`: scratch, (4, `CELLS`): decay in a
+    pass, its power (later the misfit), sums of model times model and of model times gap.
     """
-    base, power = np.empty(CELLS), np.ones(CELLS)
-    ff, fy = np.zeros(CELLS), np.zeros(CELLS)
-    squares, seen = 0.0, float(len(gaps))
-    for cell in range(CELLS):
-        base[cell] = math.exp(-_K[cell] / math.exp(centre + sigma * _X[cell // _N]))
+    squares, seen = 0.0, float(passes)
     if first == first:
         squares, seen = first * first, seen + 1.0
-        for cell in range(CELLS):
-            model = 1.0 - _END[cell]
-            ff[cell], fy[cell] = model * model, model * first
-    for gap in gaps:
-        for cell in range(CELLS):
-            power[cell] *= base[cell]
-            model = power[cell] - _END[cell]
-            ff[cell] += model * model
-            fy[cell] += model * gap
-        squares += gap * gap
-    # squared residuals at the best amplitude, with those of the prior noise
-    misfit, best = base, math.inf
     for cell in range(CELLS):
-        residual = squares
-        if fy[cell] > 0.0 and ff[cell] > 0.0:
-            residual -= fy[cell] * fy[cell] / ff[cell]
-        misfit[cell] = max(residual, 0.0) + NOISE_WEIGHT * NOISE * NOISE
-        best = min(best, misfit[cell])
-    halves = int(seen + NOISE_WEIGHT - 1.0)
+        cells[0, cell] = math.exp(-_K[cell] / math.exp(centre + sigma * _X[cell // _N]))
+        model = 1.0 - _END[cell] if first == first else 0.0
+        cells[1, cell], cells[2, cell] = 1.0, model * model
+        cells[3, cell] = model * first if first == first else 0.0
+    for at in range(begin, begin + passes):
+        gap = gaps[at]
+        for cell in range(CELLS):
+            cells[1, cell] *= cells[0, cell]
+            model = cells[1, cell] - _END[cell]
+            cells[2, cell] += model * model
+            cells[3, cell] += model * gap
+        squares += gap * gap
+    best = math.inf
+    for cell in range(CELLS):  # squared residuals at the best amplitude, with the prior noise
+        residual, ff, fy = squares, cells[2, cell], cells[3, cell]
+        if fy > 0.0 and ff > 0.0:
+            residual -= fy * fy / ff
+        cells[1, cell] = max(residual, 0.0) + NOISE_WEIGHT * NOISE * NOISE
+        best = min(best, cells[1, cell])
+    halves, done = int(seen + NOISE_WEIGHT - 1.0), float(passes)
     limit = best * math.exp(2.0 * _PRUNE / halves)
-    done = float(len(gaps))
     total, mean, square = 0.0, 0.0, 0.0
     for i in range(POINTS):
         x = sigma * _X[i]
@@ -99,8 +100,8 @@ def log_passes(gaps, first, centre, sigma):  # type: ignore[no-untyped-def]
             continue
         likelihood = 0.0
         for cell in range(i * _N, (i + 1) * _N):
-            if misfit[cell] < limit:
-                likelihood += _root_power(best / misfit[cell], halves)
+            if cells[1, cell] < limit:
+                likelihood += _root_power(best / cells[1, cell], halves)
         weight = likelihood * _PRIOR[i]
         total += weight
         mean += weight * x
@@ -123,11 +124,11 @@ class Prior(NamedTuple):
     """Log T by its estimate."""
     certain: Any
     """Log T once it is known: the job has ended, or a pass of known number was timed."""
-    target: Any
     gap: Any
     """Uncertainty before the first pass, above the target; NaN if unknown."""
     report_ptr: Any
-    report: Any
+    gaps: Any
+    """Uncertainty after every pass, above the target (CSR)."""
     pool: Any
     """Number of its pool: jobs of one template, with a target or without; -1: alone."""
     member_ptr: Any
@@ -155,6 +156,14 @@ class Memory(NamedTuple):
     total: Any
     spread: Any
     """Of every pool: jobs with a certain T, sum of log T, squared deviations from its mean."""
+    between: Any
+    """Of every pool at this view: variance of log T between jobs, ..."""
+    precision: Any
+    weighted: Any
+    members: Any
+    """... sum of precisions, of precision times mean, and number of jobs."""
+    cells: Any
+    """Scratch of `log_passes`."""
 
 
 def prior(workload: Workload, pooling: bool) -> Prior:
@@ -167,8 +176,9 @@ def prior(workload: Workload, pooling: bool) -> Prior:
         aims, np.where(aims, 0, workload.passes), workload.pass_work,
         np.log(workload.estimate / units),
         np.log(np.where(aims, workload.passes, workload.pass_work)),
-        workload.target, workload.initial - workload.target, workload.observed_ptr,
-        workload.observed, pool, np.append(0, np.cumsum(size)),
+        workload.initial - workload.target, workload.observed_ptr,
+        workload.observed - np.repeat(workload.target, np.diff(workload.observed_ptr)), pool,
+        np.append(0, np.cumsum(size)),
         np.argsort(pool, kind="stable")[int((pool < 0).sum()) :], workload.submit,
     )  # fmt: skip
     return Prior(*(frozen(np.array(column)) for column in columns))
@@ -179,11 +189,12 @@ def memory(jobs: int, pools: int, sigma: float) -> Memory:
     return Memory(
         np.array([-1, 0, 0]), np.zeros(jobs, np.int64), np.zeros(jobs, np.bool_),
         np.full(jobs, -1), np.zeros(jobs), np.full(jobs, sigma**2),
-        np.zeros(pools, np.bool_), np.zeros(pools, np.int64), np.zeros(pools), np.zeros(pools),
+        np.zeros(pools, np.bool_), np.zeros(pools, np.int64), *np.zeros((5, pools)),
+        np.zeros(pools, np.int64), np.zeros((4, CELLS)),
     )  # fmt: skip
 
 
-@helper()
+@helper(counted=False)
 def find_ended(view, prior, memory):  # type: ignore[no-untyped-def]
     """Mark the jobs of pools that have ended, also after a step back in time."""
     now = memory.now
@@ -208,9 +219,10 @@ def find_ended(view, prior, memory):  # type: ignore[no-untyped-def]
             memory.open[kept] = j
             kept += 1
     now[2] = kept
+    return kept
 
 
-@helper()
+@helper(counted=False)
 def make_certain(prior, memory, j):  # type: ignore[no-untyped-def]
     """Note that T of a job is known."""
     if not memory.known[j]:
@@ -218,9 +230,10 @@ def make_certain(prior, memory, j):  # type: ignore[no-untyped-def]
         memory.mean[j], memory.seen[j] = prior.certain[j], -1
         if prior.pool[j] >= 0:
             memory.changed[prior.pool[j]] = True
+    return 0
 
 
-@helper()
+@helper(counted=False)
 def learn(view, prior, memory, sigma):  # type: ignore[no-untyped-def]
     """Mean and variance of log T of every active job, by itself."""
     for i in range(len(view.job)):
@@ -231,56 +244,63 @@ def learn(view, prior, memory, sigma):  # type: ignore[no-untyped-def]
             memory.seen[j] = passes
             memory.mean[j], memory.variance[j] = prior.centre[j], sigma**2
             if passes > 0:
-                first = prior.report_ptr[j]
-                gaps = prior.report[first : first + passes] - prior.target[j]
                 memory.mean[j], memory.variance[j] = log_passes(
-                    gaps, prior.gap[j], prior.centre[j], sigma
+                    prior.gaps,
+                    prior.report_ptr[j],
+                    passes,
+                    prior.gap[j],
+                    prior.centre[j],
+                    sigma,
+                    memory.cells,
                 )
+    return 0
 
 
-@helper()
+@helper(counted=False)
 def sum_certain(prior, memory, k):  # type: ignore[no-untyped-def]
     """Number, sum and spread of the certain log T of a pool."""
     count, total = 0, 0.0
-    members = prior.member[prior.member_ptr[k] : prior.member_ptr[k + 1]]
-    for j in members:
+    first, end = prior.member_ptr[k], prior.member_ptr[k + 1]
+    for m in range(first, end):
+        j = prior.member[m]
         if memory.known[j]:
             count += 1
             total += memory.mean[j]
     spread = BETWEEN_WEIGHT * BETWEEN
-    for j in members:
+    for m in range(first, end):
+        j = prior.member[m]
         if memory.known[j]:
             spread += (memory.mean[j] - total / count) ** 2
     memory.count[k], memory.total[k], memory.spread[k] = count, total, spread
     memory.changed[k] = False
+    return count
 
 
-@helper()
-def pooled(view, prior, memory):  # type: ignore[no-untyped-def]
-    """Log T of every active job, pooled by template.
+@helper(counted=False)
+def pooled(view, prior, memory, found):  # type: ignore[no-untyped-def]
+    """Set log T of every active job, pooled by template.
 
     The precision-weighted mean of the other jobs is a second witness for each job, with the
     variance between jobs. Certain ones have the variance `LEAST_VARIANCE`.
     """
-    pools = len(memory.count)
-    between, precision, total = np.empty(pools), np.zeros(pools), np.zeros(pools)
-    for k in range(pools):
+    between, precision, total = memory.between, memory.precision, memory.weighted
+    for k in range(len(between)):
         if memory.changed[k]:
             sum_certain(prior, memory, k)
         certain, between[k] = memory.count[k], BETWEEN
+        memory.members[k], precision[k], total[k] = certain, 0.0, 0.0
         if certain > 0:
             between[k] = memory.spread[k] / (BETWEEN_WEIGHT + certain - 1)
             each = 1.0 / (LEAST_VARIANCE + between[k])
             precision[k], total[k] = certain * each, memory.total[k] * each
-    members = memory.count.copy()
-    for j in view.job:
+    for i in range(len(found)):
+        j = view.job[i]
         k = prior.pool[j]
         if k >= 0 and not memory.known[j]:
             each = 1.0 / (memory.variance[j] + between[k])
             precision[k] += each
             total[k] += each * memory.mean[j]
-            members[k] += 1
-    found = np.empty(len(view.job))
+            memory.members[k] += 1
     for i in range(len(found)):
         j = view.job[i]
         found[i], k = memory.mean[j], prior.pool[j]
@@ -289,24 +309,23 @@ def pooled(view, prior, memory):  # type: ignore[no-untyped-def]
             others = max(precision[k] - each, 0.0)
             # the job's mean, and that of the others with variance 1 / others + between
             trust = memory.variance[j] / (1.0 + between[k] * others)
-            theirs = total[k] - each * memory.mean[j] if members[k] > 1 else 0.0
+            theirs = total[k] - each * memory.mean[j] if memory.members[k] > 1 else 0.0
             found[i] = (memory.mean[j] + trust * theirs) / (1.0 + trust * others)
-    return found
+    return 0
 
 
-@helper()
-def work_left(view, prior, log_t):  # type: ignore[no-untyped-def]
-    """R = pass work * max(1/2, T - passes completed).
+@helper(counted=False)
+def work_left(view, prior, left):  # type: ignore[no-untyped-def]
+    """Replace log T by R = pass work * max(1/2, T - passes completed).
 
     Of a job of a single pass the work done counts: it completes none before its end.
     """
-    left = np.empty(len(log_t))
     for i in range(len(left)):
-        j, value = view.job[i], math.exp(log_t[i])
+        j, value = view.job[i], math.exp(left[i])
         if prior.aims[j]:
             left[i] = prior.work_of_pass[j] * max(0.5, value - view.passes[i])
         elif prior.number[j] == 1:
             left[i] = max(0.5 * value, value - view.done[i])
         else:
             left[i] = value * max(0.5, float(prior.number[j] - view.passes[i]))
-    return left
+    return 0

@@ -18,13 +18,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-
 from optsched.cluster.policies.elastic import SURPLUS
 from optsched.cluster.policies.elastic_rule import (
     BY_GAIN,
-    Gangs,
-    fixed_sizes,
+    floats,
+    gangs,
     in_order,
     placed,
     share,
@@ -81,27 +79,23 @@ class TimeToTarget(RulePolicy):
         """GPUs and order now."""
         find_ended(view, prior, memory)
         learn(view, prior, memory, sigma)
-        left = work_left(view, prior, pooled(view, prior, memory))
-        key = np.empty(len(left))
-        for i in range(len(left)):
+        n = len(view.gpus)
+        left, key, cost = floats(n), floats(n), floats(n)
+        pooled(view, prior, memory, left)
+        work_left(view, prior, left)
+        for i in range(n):
             key[i] = left[i] / view.weight[i]
-        jobs = Gangs(
-            in_order(view, key), fixed_sizes(view, sizing), view.gpus, view.size_ptr, view.size,
-            view.preemptible, left, view.weight, left, start_costs(view, loses_pass), view.rate,
-        )  # fmt: skip
-        quota, _ = share(jobs, total(view.free), BY_GAIN, surplus)
-        return Choice(quota, placed(view, jobs.order, quota), 0)
+            cost[i] = start_cost(view, loses_pass, i)
+        jobs = gangs(view, sizing, in_order(view, key), left, view.weight, cost, cost, view.rate)
+        share(jobs, total(view.free), BY_GAIN, surplus)
+        return Choice(jobs.quota, jobs.some[: placed(jobs)], 0)
 
 
-@helper()
-def start_costs(view, loses_pass):  # type: ignore[no-untyped-def]
+@helper(counted=False)
+def start_cost(view, loses_pass, i):  # type: ignore[no-untyped-def]
     """Time without progress at the next start, and what a preemption would throw away."""
-    cost = np.zeros(len(view.job))
-    for i in range(len(cost)):
-        if view.starts[i] > 0:
-            cost[i] = view.restart_cost[i]
-        if loses_pass and view.gpus[i] > 0:
-            open_work = view.done[i] - view.passes[i] * view.pass_work[i]
-            cost[i] += open_work // view.rate[view.size_ptr[i]]
-        cost[i] = max(cost[i], 0.0)
-    return cost
+    cost = view.restart_cost[i] if view.starts[i] > 0 else 0
+    if loses_pass and view.gpus[i] > 0:
+        open_work = view.done[i] - view.passes[i] * view.pass_work[i]
+        cost += open_work // view.rate[view.size_ptr[i]]
+    return max(cost, 0)
