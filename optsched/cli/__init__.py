@@ -11,7 +11,7 @@ def main() -> None:
     """Entry point; exit codes: 0 done, 1 infeasible or a wrong schedule, 2 bad input or usage."""
     try:
         for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # names may hold what the encoding has not
+            if hasattr(stream, "reconfigure"):  # names may contain characters outside the encoding
                 stream.reconfigure(errors="backslashreplace")
         code = _flushed(_run())
     except KeyboardInterrupt:  # at any moment, loading included
@@ -58,7 +58,7 @@ def _run() -> int:
 
 
 def _flushed(code: int) -> int:
-    """Write out what is still buffered, while somebody can still say that it failed."""
+    """Flush stdout, while a failure can still be reported."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -68,9 +68,9 @@ def _flushed(code: int) -> int:
 
 
 def _lost(error: OSError, code: int) -> int:
-    """Output that nobody takes: silent if the reader went away, as `head` does."""
+    """Handle a closed stdout: silent after a broken pipe, as of `head`."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())  # else the interpreter tries again, and complains
+    os.dup2(nowhere, sys.stdout.fileno())  # else the interpreter fails at exit
     os.close(nowhere)
     if isinstance(error, BrokenPipeError):
         return code
@@ -79,9 +79,9 @@ def _lost(error: OSError, code: int) -> int:
 
 
 def say(message: str) -> None:
-    """One line on stderr, whatever the message holds."""
+    """Print one line on stderr; control characters are replaced."""
     line = " ".join(message.split())
     try:
         print("".join(c if c.isprintable() else "?" for c in line), file=sys.stderr, flush=True)
-    except OSError:  # nobody listens: the exit code says it
+    except OSError:  # stderr is closed: only the exit code is left
         sys.stderr = None

@@ -1,4 +1,4 @@
-"""The tree of commands; the module of a command is loaded when the command is asked for."""
+"""The tree of commands; the module of a command is imported when it is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from optsched.cli.options import group
 
 
 class Entry(NamedTuple):
-    """The module that has a command, and what the list of commands says of it."""
+    """Module and help line of a command."""
 
     module: str
     text: str
@@ -21,24 +21,24 @@ class Entry(NamedTuple):
 
 COMMANDS: Final = {
     "solve": Entry("solve", "Solve an instance; Ctrl-C keeps the best schedule so far."),
-    "bound": Entry("solve", "Lower bounds by name, and the best of them."),
+    "bound": Entry("solve", "Print lower bounds by name, and the best."),
     "solvers": Entry("solve", "List the installed solvers, or those that take an instance."),
     "verify": Entry("schedules", "Check schedules independently of every solver."),
-    "show": Entry("show", "What a schedule is worth, and what holds it up."),
+    "show": Entry("show", "Objective, bound, load and critical path of a schedule."),
     "plot": Entry("schedules", "Draw a Gantt chart, or the Pareto front of routers."),
     "trace": Entry("schedules", "Write a trace for ui.perfetto.dev."),
     "convert": Entry("convert", "Write a problem, or a schedule, in another format."),
     "generate": Entry("generate", "Make instances: job arrays, job shops, clusters, quotas."),
     "bench": Entry("bench", "Compare solvers on many instances."),
-    "pipeline": Entry("pipeline", "A hand-made pipeline schedule, or a table of all."),
+    "pipeline": Entry("pipeline", "Compare hand-made pipeline schedules, or write one."),
     "arraypipe": Entry("arraypipe", "Train sibling jobs by a schedule."),
     "topology": Entry("topology", "Describe a cluster: import, show, check."),
-    "bandwidth": Entry("bandwidth", "Bandwidths of sets of GPUs: import, fit, plan, check."),
+    "bandwidth": Entry("bandwidth", "Bandwidths of GPU sets: import, fit, plan, check."),
     "dispatch": Entry("dispatch", "Choose the free GPUs with the highest bandwidth."),
-    "workload": Entry("convert", "Make a trace of the log of a scheduler."),
+    "workload": Entry("convert", "Convert the log of a scheduler to a trace."),
     "simulate": Entry("simulate", "Replay a trace on a cluster under one policy or several."),
-    "decide": Entry("decide", "Tasks that start, by Determined's schedulers or Kubernetes."),
-    "manifest": Entry("manifest", "Kubernetes jobs from a plan, a schedule or a decision."),
+    "decide": Entry("decide", "Decide as Determined's schedulers or Kubernetes do."),
+    "manifest": Entry("manifest", "Write Kubernetes jobs of a quota plan or a decision."),
     "elastic": Entry("elastic", "Train jobs on a shared pool of workers."),
     "serve-make": Entry("serve", "Make a scenario of serving."),
     "serve-plan": Entry("serve", "Choose which instances are resident where."),
@@ -49,24 +49,24 @@ COMMANDS: Final = {
     "serve-profile": Entry("serve_live", "Measure a network, and make a scenario of it."),
     "serve-run": Entry("serve_live", "Serve for real, in a process per server."),
     "slim-train": Entry("serve_live", "Train a slimmable network."),
-    "warmup": Entry("warmup", "Compile all kernels, so that no solve need."),
+    "warmup": Entry("warmup", "Compile all kernels, so that no solve has to."),
     "version": Entry("warmup", "Print the version."),
 }
 
 
 class Commands(TyperGroup):
-    """Finds commands by name; a list of them loads none."""
+    """Finds commands by name; listing them imports none."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """All names, in the order of the table."""
+        """Return all names, in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command, or group of commands, of a name."""
+        """Return the command, or group of commands, of a name."""
         return _command(cmd_name) if cmd_name in COMMANDS else None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """A line a command."""
+        """Write one line per command."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.text) for name, entry in COMMANDS.items()])
 

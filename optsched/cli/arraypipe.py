@@ -41,14 +41,17 @@ def profile(
         str | None, option("Micro-batch sizes, such as 1,2,4,8 [default: those of the jobs].")
     ] = None,
 ) -> None:
-    """Measure the blocks of a script's jobs, and what they keep and send."""
+    """Measure times and memory of the blocks of a script's jobs.
+
+    Example: optsched arraypipe profile train.py:make -o train.profile.json
+    """
     from optsched.arraypipe.commands import guarded, load_trainer
 
-    wanted = None if sizes is None else numbers("sizes", sizes)
+    chosen = None if sizes is None else numbers("sizes", sizes)
     path, trainer = load_trainer(script)
     target = output or Path(f"{path.stem}.profile.json")
     check_outputs([target], [path])
-    found = guarded(path, lambda: trainer.profile(wanted))
+    found = guarded(path, lambda: trainer.profile(chosen))
     print(found)
     wrote(target, found.write)
 
@@ -60,7 +63,10 @@ def advise(
     memory: Memory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare one job per GPU, 1F1B and the job array, in seconds per round of all jobs."""
+    """Compare one job per GPU, 1F1B and the job array, in seconds per round of all jobs.
+
+    Example: optsched arraypipe advise train.profile.json --devices 4
+    """
     from optsched.arraypipe.advice import advise as advice_on
 
     advice = advice_on(file, devices=devices, memory=memory)
@@ -74,7 +80,10 @@ def problem(
     objective: Annotated[str, option("period, or makespan of an iteration.")] = "period",
     memory: Memory = None,
 ) -> None:
-    """Write the instance of profiled jobs, for `optsched solve`; needs no PyTorch."""
+    """Write the instance of profiled jobs, for `optsched solve`; needs no PyTorch.
+
+    Example: optsched arraypipe problem train.profile.json --memory 40GB
+    """
     from optsched.arraypipe.profile import Profile
 
     name = file.name.removesuffix(".json").removesuffix(".profile")
@@ -87,7 +96,10 @@ def problem(
 
 @app.command()
 def plan(file: ScheduleFile) -> None:
-    """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch."""
+    """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch.
+
+    Example: optsched arraypipe plan plan.schedule.json
+    """
     from optsched.arraypipe.plan.plan import compile_plan
     from optsched.arraypipe.report import explain
     from optsched.io.strict_json import placed
@@ -115,7 +127,10 @@ def run(
     out: Annotated[Path | None, option("Folder for plan, trace and summary.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train a script's jobs by a schedule; Ctrl-C lets every job end its iteration and saves."""
+    """Train a script's jobs by a schedule; Ctrl-C ends every job's iteration and saves.
+
+    Example: optsched arraypipe run train.py:make plan.schedule.json --checkpoint ckpt
+    """
     from optsched.arraypipe.commands import run_script
 
     if ranks is not None and "RANK" not in os.environ:
@@ -132,7 +147,10 @@ def report(
     folder: Annotated[Path, argument("What `run --out` wrote.")],
     as_json: AsJson = False,
 ) -> None:
-    """What a run did: jobs and losses, predicted against measured times, devices."""
+    """Print jobs, losses, devices, and predicted and measured times of a run.
+
+    Example: optsched arraypipe report out
+    """
     from optsched.arraypipe.commands import read_summary
 
     print(read_summary(folder, as_json))
@@ -144,7 +162,10 @@ def demo(
     steps: Annotated[int, option("Training steps per job.", min=1)] = 20,
     schedule: Annotated[Path | None, option("Train by this schedule of it.")] = None,
 ) -> None:
-    """Train four sibling jobs, and prove the weights bit-identical to training each alone."""
+    """Train four sibling jobs; check that weights equal those of training each alone.
+
+    Example: optsched arraypipe demo --steps 20
+    """
     from optsched.arraypipe.commands import check_folder, need_torch, summary_of, write_results
     from optsched.model.schedule import Schedule
 

@@ -1,4 +1,4 @@
-"""``optsched bandwidth``: read measurements, learn a model, plan what to measure, check."""
+"""``optsched bandwidth``: import measurements, fit a model, plan measurements, check."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def import_(
     payload: Payload = None,
     host_map: Annotated[Path | None, option("POD HOST a line, of the logs.")] = None,
 ) -> None:
-    """Read logs of nccl-tests and write a CSV of measurements."""
+    """Read logs of nccl-tests and write a CSV of measurements.
+
+    Example: optsched bandwidth import logs/*.log --payload 1G -o m.csv
+    """
     check_outputs([output], [*logs, host_map])
     hosts = None if host_map is None else read_host_map(host_map)
     table = MeasurementTable.from_nccl_logs(logs, op, _bytes(payload), hosts)
@@ -52,7 +55,10 @@ def fit(
     measurements: Tables = None,
     mixed: Annotated[bool, option("Several collectives or payloads.", "--mixed")] = False,
 ) -> None:
-    """Learn a model, or make that of links and cards; prints the factor of every level."""
+    """Fit a model, or make that of links and cards; print the factor of every level.
+
+    Example: optsched bandwidth fit --cluster c.json --measurements m.csv -o b.json
+    """
     check_outputs([output], [cluster, *(measurements or ())])
     model = BottleneckBandwidth(Cluster.read(cluster))
     if measurements:
@@ -65,11 +71,14 @@ def fit(
 def plan(
     output: OptionalOutput = None,
     cluster: Annotated[Path | None, option("optsched.cluster/1.")] = None,
-    model: Annotated[Path | None, option("What is known: optsched.bandwidth/1.")] = None,
+    model: Annotated[Path | None, option("Model so far: optsched.bandwidth/1.")] = None,
     budget: Annotated[int, option("Most runs across hosts.")] = 50,
     logs: Annotated[str, option("Folder for the logs of the runs.")] = "logs",
 ) -> None:
-    """Write a shell script of the nccl-tests runs that a model lacks most [default: print it]."""
+    """Write a shell script of the most useful runs of nccl-tests [default: print it].
+
+    Example: optsched bandwidth plan --model b.json --budget 20 -o measure.sh
+    """
     check_outputs([output], [cluster, model])
     if (cluster is None) == (model is None):
         raise InputError("cluster, model: expected one of them")
@@ -88,7 +97,10 @@ def plan(
 
 @app.command()
 def check(model: ModelFile, measurements: Tables = None) -> None:
-    """Print what a model knows, and how far measurements are from what it predicts."""
+    """Print the size of a model, and the deviations of measurements from its predictions.
+
+    Example: optsched bandwidth check --model b.json --measurements m.csv
+    """
     known = BottleneckBandwidth.read(model)
     print(f"{model}: {_facts(known)}")
     if measurements:
@@ -96,7 +108,7 @@ def check(model: ModelFile, measurements: Tables = None) -> None:
 
 
 def deviations(model: BottleneckBandwidth, table: MeasurementTable) -> Iterator[str]:
-    """How far runs across hosts are from what a model predicts: all, and those new to it."""
+    """Describe deviations of runs across hosts from predictions: all, and new patterns."""
     if len(model.table):
         model.table.joined(table)  # refuses another collective or payload
     known = BottleneckBandwidth(model.cluster, table).observations.known
@@ -129,10 +141,10 @@ def _facts(model: BottleneckBandwidth) -> str:
     patterns = {row.pattern for row in table}
     payload = "" if table.payload is None else f", {table.payload} bytes"
     guessed = model.predicted_types
-    rest = f"; within {', '.join(guessed)} by links only" if guessed else ""
+    by_links = f"; within {', '.join(guessed)} by links only" if guessed else ""
     return (
         f"{cluster.n_hosts} hosts, {cluster.n_gpus} GPUs; {len(table)} measurements of "
-        f"{len(patterns)} patterns ({table.op}{payload}{', mixed' * table.mixed}){rest}"
+        f"{len(patterns)} patterns ({table.op}{payload}{', mixed' * table.mixed}){by_links}"
     )
 
 
@@ -144,7 +156,7 @@ def _joined(paths: Sequence[Path], mixed: bool) -> MeasurementTable:
 
 
 def _bytes(text: str | None) -> int | None:
-    """``16M`` as a number of bytes; K, M, G are powers of 1024, as nccl-tests has them."""
+    """Parse ``16M``; K, M, G are powers of 1024, as in nccl-tests."""
     if text is None:
         return None
     found = quantity(text.upper(), {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30})

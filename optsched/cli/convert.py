@@ -23,8 +23,8 @@ from optsched.problems.jobshop.problem import JobShop
 if TYPE_CHECKING:
     from optsched.model.schedule import Problem
 
-OWN: Final = ("jobshop", "jobarray", "schedule")
-"""Our documents: ``.jobshop.json`` is the ending of the first, and so on."""
+DOCUMENTS: Final = ("jobshop", "jobarray", "schedule")
+"""Kinds of documents of this library; their files end in ``.jobshop.json``, and so on."""
 
 
 def convert(
@@ -32,16 +32,18 @@ def convert(
     output: Annotated[Path, argument("File to write.", metavar="OUT")],
     from_: Annotated[str, option("Of IN: json, standard, csv, ...", "--from")] = "auto",
     to: Annotated[
-        str, option(f"Format of OUT: {', '.join(OWN)}, standard, taillard, csv, ...")
+        str, option(f"Format of OUT: {', '.join(DOCUMENTS)}, standard, taillard, csv, ...")
     ] = "auto",
     reentrant: Annotated[bool, option("Rows may repeat or skip machines.")] = False,
-    lossy: Annotated[bool, option("Drop what has no place there.")] = False,
+    lossy: Annotated[bool, option("Drop what the format cannot hold.")] = False,
     job: Annotated[Path | None, option("Job array of a pipelining CSV.", "--problem")] = None,
 ) -> None:
-    """Write a problem, or a schedule, in another format; refuses to lose anything.
+    """Write a problem, or a schedule, in another format; refuse to lose information.
 
-    Formats go by the content of IN and the ending of OUT. A CSV is that of PyTorch's pipelining:
-    orders only, no times.
+    By default the content of IN and the ending of OUT select the formats. A CSV is that of
+    PyTorch's pipelining: orders only, no times.
+
+    Example: optsched convert ta01 ta01.jobshop.json
     """
     check_outputs([output], [source, job])
     target = target_of(output, to)
@@ -66,7 +68,10 @@ def workload(
     zero: Annotated[str, option("Jobs of 0 s: drop, or keep (as 1 s).")] = "drop",
     shares: Annotated[str, option("Parts of GPUs: up (to whole ones), drop, N (N-ths).")] = "up",
 ) -> None:
-    """Write the log of a scheduler as a trace for `optsched simulate`."""
+    """Write the log of a scheduler as a trace for `optsched simulate`.
+
+    Example: optsched workload sacct.txt -o trace.csv
+    """
     check_outputs([output], [log])
     for note in import_trace(log, output, from_, zero=zero, shares=shares):
         print(note)
@@ -74,19 +79,19 @@ def workload(
 
 
 def target_of(output: Path, to: str) -> str:
-    """The format to write, given by name or by the ending of the file."""
+    """Return the format to write, by name or by the ending of the file."""
     if to != "auto":
-        return one_of("to", to, ["auto", *OWN, *writable()])
-    endings = {f".{own}.json": own for own in OWN} | {".json": "own"}
+        return one_of("to", to, ["auto", *DOCUMENTS, *writable()])
+    endings = {f".{kind}.json": kind for kind in DOCUMENTS} | {".json": "document"}
     endings |= {e: name for name in writable() for e in readers()[name].endings}
     for ending in sorted(endings, key=len, reverse=True):
         if output.name.lower().endswith(ending):
             return endings[ending]
-    raise InputError(f"{output}: its ending tells no format; choose one with --to")
+    raise InputError(f"{output}: its ending names no format; choose one with --to")
 
 
 def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str]]:
-    """The content of the new file, and what it has lost.
+    """Return the content of the new file, and the information that it lost.
 
     Raises
     ------
@@ -97,11 +102,13 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
         raise InputError(
             f"{name}: a {type(problem).__name__} has one format only, its own document"
         )
-    if target == "own":
+    if target == "document":
         target = type(problem).__name__.lower()
     with placed(f"{name}: "):
-        content = _document(problem, target) if target in OWN else written(problem, target).encode()
-    if target in OWN:
+        content = (
+            _document(problem, target) if target in DOCUMENTS else written(problem, target).encode()
+        )
+    if target in DOCUMENTS:
         again = read_problem.from_tree(parse(content.decode(), name), name)
     elif readers()[target].holds:
         return content, []
@@ -117,7 +124,7 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
 
 
 def _document(problem: Problem, target: str) -> bytes:
-    """The problem as one of our documents."""
+    """Write a problem as a document of this library."""
     if target == "jobshop":
         return to_json(shop_of(problem))
     if target == "schedule":
@@ -129,7 +136,7 @@ def _document(problem: Problem, target: str) -> bytes:
 
 
 def _read(path: Path, format: str, reentrant: bool, job: Path | None) -> Problem:
-    """The problem in a file; a schedule with its orders."""
+    """Read a problem, a schedule with its orders."""
     from optsched.formats.read_problem import read_problem
 
     if job is not None:
@@ -144,7 +151,7 @@ def _read(path: Path, format: str, reentrant: bool, job: Path | None) -> Problem
 
 
 def _differences(before: Problem, after: Problem) -> list[str]:
-    """What the file, read again, does not say: the writers and readers are the judges."""
+    """Describe what a file, read again, has lost."""
     old, new = before.graph(), after.graph()
     found = []
     if before.objective_name != after.objective_name:
@@ -155,9 +162,8 @@ def _differences(before: Problem, after: Problem) -> list[str]:
         found.append(f"its time unit ({old.time_unit})")
     facts: dict[str, Any] = dict(getattr(before, "metadata", {}))
     kept: dict[str, Any] = dict(getattr(after, "metadata", {}))
-    gone = [key for key, value in facts.items() if kept.get(key) != value]
-    if gone:
-        found.append(f"its metadata ({', '.join(gone):.100})")
+    if lost := [key for key, value in facts.items() if kept.get(key) != value]:
+        found.append(f"its metadata ({', '.join(lost):.100})")
     if not found and not old.same_graph(new):
         raise InputError("the file would hold another problem: please report this instance")
     return found

@@ -32,10 +32,12 @@ def decide(
     fit: Annotated[str | None, option("best (fullest agents first) or worst.")] = None,
     stream: Annotated[bool, option("A state per line of stdin.", "--stream")] = False,
 ) -> None:
-    """Decide which tasks start where and which are released; prints JSON.
+    """Decide which tasks start where and which are released; print optsched.decision/1.
 
-    The output is optsched.decision/1. Options override the settings in the state. The same state
-    gets the same decision. In a stream, "id" is returned with it.
+    Options override the settings in the state. The same state gets the same decision. In a
+    stream, "id" is returned with it.
+
+    Example: optsched decide state.json --scheduler priority --preemption
     """
     given = {
         "scheduler": scheduler, "variant": variant, "preemption": preemption, "mode": mode,
@@ -60,13 +62,13 @@ def decide(
 
 
 def _answer(line: bytes, name: str, overrides: dict[str, Any]) -> bytes:
-    """The answer to one line; a bad one gets an error object."""
+    """Answer one line; an invalid one gets an error object."""
     given = None
     try:
         tree = parse(decode_text(line, name), name)
         found = tree.get("id") if isinstance(tree, dict) else None
         if isinstance(found, (int, str)) and not isinstance(found, bool):
-            given = found  # also if the rest is wrong
+            given = found  # also if other fields are invalid
         return _decided(*from_tree(tree, name, overrides))
     except InputError as error:
         return to_json(Answer(id=given, error=str(error)))

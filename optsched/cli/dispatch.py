@@ -1,13 +1,10 @@
-"""``optsched dispatch``: which GPUs a request gets, once or for a stream of requests.
-
-With ``--stream`` one JSON request a line, one answer a line, in order.
-"""
+"""``optsched dispatch``: choose GPUs for one request, or for a stream of JSON requests."""
 
 from __future__ import annotations
 
 import io
 import sys
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 
@@ -29,8 +26,6 @@ from optsched.io.files import check_outputs, decode_text
 from optsched.io.strict_json import decode, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from optsched.bandwidth import BandwidthModel, ClusterState, Policy
 
 _POLICY = "KEY=VALUE such as required=rack, balance=even, max_hosts=2, exclude=n1,n2; repeat."
@@ -39,54 +34,54 @@ _POLICY = "KEY=VALUE such as required=rack, balance=even, max_hosts=2, exclude=n
 def dispatch(
     state: Annotated[Path, option("Free GPUs and jobs: optsched.state/1.", show_default=False)],
     cluster: Annotated[Path | None, option("optsched.cluster/1: links and NICs.")] = None,
-    model: Annotated[Path | None, option("Learnt bandwidths: optsched.bandwidth/1.")] = None,
-    gpus: Annotated[int | None, option("How many.", show_default=False)] = None,
+    model: Annotated[Path | None, option("Learned bandwidths: optsched.bandwidth/1.")] = None,
+    gpus: Annotated[int | None, option("Number of GPUs.", show_default=False)] = None,
     policy: Annotated[list[str] | None, option(_POLICY)] = None,
     tolerance: Annotated[str, option("Bandwidth given up for a better fit: 1% or 0.01.")] = "0",
     traffic: Annotated[str, option("Demands of jobs: given, idle, moderate, heavy.")] = "given",
     solver: Annotated[str, option("See `optsched solvers`.")] = "auto",
-    explain: Annotated[bool, option("Say what limits it.", "--explain")] = False,
+    explain: Annotated[bool, option("Explain what limits the bandwidth.", "--explain")] = False,
     as_json: AsJson = False,
     hostfile: Annotated[bool, option("Print a hostfile in rank order.", "--hostfile")] = False,
     output: OptionalOutput = None,
-    stream: Annotated[bool, option("Answer a JSON request a line of stdin.", "--stream")] = False,
+    stream: Annotated[
+        bool, option("Answer JSON requests, one a line of stdin.", "--stream")
+    ] = False,
     request: Annotated[
         list[str] | None,
         option("A line of --stream, such as '{\"scores\": 8}'; repeat. -o writes the state after."),
     ] = None,
 ) -> None:
-    """Choose the free GPUs with the highest bandwidth beside the running jobs.
+    """Choose the free GPUs with the highest bandwidth next to the running jobs.
 
     A line of --stream is {"gpus": 8}; with "name" the job starts on them, {"give": NAME} ends it;
     also best, gang, scores, explain, what_if, resize, move, fail, repair, state and restore: see
     the documentation.
+
+    Example: optsched dispatch --cluster c.json --state s.json --gpus 8 --explain
     """
     check_outputs([output], [state, cluster, model])
     known = _model(cluster, model)
     running = documents.read_state(state, known.cluster)
     for line in known.assumed:
         print(f"warning: {line}", file=sys.stderr)
-    rules: dict[str, Any] = {
-        "policy": _policy(policy),
-        "tolerance": _share(tolerance),
-        "traffic": traffic,
-    }
+    rules = {"policy": _policy(policy), "tolerance": _share(tolerance), "traffic": traffic}
     if stream or request:
         if any((gpus is not None, output and stream, explain, as_json, hostfile, solver != "auto")):
             raise InputError(
-                "stream, request: the requests say how many; --gpus, --solver, --explain, --json, "
-                "--hostfile, and -o with --stream, are for one request"
+                "stream, request: the requests have the numbers; --gpus, --solver, --explain, "
+                "--json, --hostfile, and -o with --stream, are for one request"
             )
         if stream:
-            answer_all(known, running, sys.stdin.buffer, sys.stdout.buffer, **rules)
+            answer_all(known, running, sys.stdin.buffer, sys.stdout.buffer, **rules)  # type: ignore[arg-type]
         else:
             _answer_requests(request or [], known, running, output, rules)
         return
     if as_json + explain + hostfile > 1:
         raise InputError("json, explain, hostfile: each prints the answer in its own way; give one")
     if gpus is None:
-        raise InputError("gpus: how many? give --gpus N, or --stream")
-    problem = optsched.GpuPlacement(running, known, gpus, **rules)
+        raise InputError("gpus: missing; give --gpus N, or --stream")
+    problem = optsched.GpuPlacement(running, known, gpus, **rules)  # type: ignore[arg-type]
     result = optsched.solve(problem, solver)
     if result.schedule is None:
         if result.interrupted:
@@ -111,30 +106,30 @@ def _answer_requests(
     output: Path | None,
     rules: dict[str, Any],
 ) -> None:
-    """Answer lines of the stream from the command line; write the state if all succeed."""
+    """Answer requests of the command line; write the state after them if all succeed."""
     lines, answers = io.BytesIO("".join(f"{r}\n" for r in requests).encode()), io.BytesIO()
     after = answer_all(model, state, lines, answers, **rules)
     print(answers.getvalue().decode(), end="")
     found = [msgspec.json.decode(line) for line in answers.getvalue().splitlines()]
-    if any("error" in one for one in found):
+    if any("error" in answer for answer in found):
         raise typer.Exit(2)
-    if any("infeasible" in one for one in found):
+    if any("infeasible" in answer for answer in found):
         raise typer.Exit(1)
     if output is not None:
         after.write(output)
 
 
 def _model(cluster: Path | None, model: Path | None) -> BandwidthModel:
-    own = None if cluster is None else Cluster.read(cluster)
+    given = None if cluster is None else Cluster.read(cluster)
     if model is not None:
-        return read_model(model, own)
-    if own is None:
+        return read_model(model, given)
+    if given is None:
         raise InputError("cluster, model: give --cluster, --model or both")
-    return BottleneckBandwidth(own)
+    return BottleneckBandwidth(given)
 
 
 def _policy(given: list[str] | None) -> Policy:
-    """The rules; names may be separated by spaces, or by commas where no GPUs are told."""
+    """Parse the rules; lists are separated by spaces, or by commas if they name no GPU ids."""
     tree = parse_options(given)
     for key in ("include", "exclude", "apart"):
         if isinstance(text := tree.get(key), str):
@@ -143,7 +138,7 @@ def _policy(given: list[str] | None) -> Policy:
 
 
 def _share(text: str) -> float:
-    """``1%`` or ``0.01`` as a share."""
+    """Parse ``1%`` or ``0.01``."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
@@ -154,7 +149,7 @@ def _share(text: str) -> float:
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):
-    """A line: one of the `VERBS`, and what goes with it."""
+    """A line of a stream: one of the `VERBS` with its fields."""
 
     gpus: int | None = None
     scores: int | None = None
@@ -185,7 +180,7 @@ VERBS: Final = {
     "explain": ("policy", "deadline"), "give": (), "resize": ("to",), "move": ("to",), "fail": (),
     "repair": (), "state": (), "restore": (),
 }  # fmt: skip
-"""What a line may ask, and the fields that go with it."""
+"""Verbs of a line, and the fields that go with each; those with a deadline are queries."""
 
 
 def answer_all(
@@ -198,42 +193,40 @@ def answer_all(
     tolerance: float = 0.0,
     traffic: Any = "given",
 ) -> ClusterState:
-    """Answer every line and return the state after them; a bad line gets an error object.
+    """Answer every line and return the state after them; an invalid line gets an error object.
 
     Parameters
     ----------
     model, state, policy, tolerance, traffic
-        As in `GpuPlacement`; the state that the first line finds.
+        As in `GpuPlacement`; the initial state.
     lines, answers
-        An answer is written before the next line is read.
+        An answer is flushed before the next line is read.
     """
 
     @lru_cache(maxsize=256)
     def dispatcher(rules: Policy) -> Dispatcher:
         return Dispatcher(model.cluster, model, policy=rules, tolerance=tolerance, traffic=traffic)
 
-    usual = dispatcher(policy)  # what is wrong with it, is so before the first line
+    dispatcher(policy)  # refuses invalid arguments before the first line
     encode = msgspec.json.Encoder().encode
-    written = _writer(state)
 
     def answer(number: int, line: bytes) -> bytes:
-        nonlocal state, written
+        nonlocal state
         found: dict[str, Any] = {}
         try:
             name = f"line {number}"
             tree = parse(decode_text(line, name), name)
             if isinstance(tree, dict) and type(tree.get("id")) in (int, str):
-                found["id"] = tree["id"]  # which a refusal has too
+                found["id"] = tree["id"]  # also of a refused line
             request = decode(tree, Request, name)
             verb = _verb(tree)
-            if verb in ("gpus", "scores", "what_if", "gang", "explain"):
-                fast = usual
+            if "deadline" in VERBS[verb]:
+                given = policy
                 if request.policy is not None:
-                    fast = dispatcher(policy_from_tree(request.policy, "policy"))
-                state = _asked(verb, request, found, state, fast, written)
+                    given = policy_from_tree(request.policy, "policy")
+                state = _query(verb, request, found, state, dispatcher(given))
             else:
-                before, state = state, _told(verb, request, found, state)
-                written = written if state.unknown == before.unknown else _writer(state)
+                state = _change(verb, request, found, state)
         except Infeasible as error:
             found["infeasible"] = str(error)
         except InputError as error:
@@ -245,7 +238,7 @@ def answer_all(
 
 
 def _verb(given: dict[str, Any]) -> str:
-    """What a line asks; refuses two of them, and fields that do not go with it."""
+    """Return the verb of a line; refuse two verbs and fields that do not go with it."""
     verbs = [key for key in given if key in VERBS and given[key] is not None]
     if len(verbs) != 1:
         raise InputError(f"expected one of {', '.join(VERBS)}, got {' and '.join(verbs) or 'none'}")
@@ -255,99 +248,73 @@ def _verb(given: dict[str, Any]) -> str:
     return verbs[0]
 
 
-def _asked(
-    verb: str,
-    request: Request,
-    answer: dict[str, Any],
-    state: ClusterState,
-    dispatcher: Dispatcher,
-    written: Callable[[tuple[int, ...]], str],
+def _query(
+    verb: str, request: Request, answer: dict[str, Any], state: ClusterState, chooser: Dispatcher
 ) -> ClusterState:
-    """Fill the answer to a question; the state after it, in which a named job has started."""
+    """Fill the answer to a query; return the state, in which jobs with a name have started."""
     until = request.deadline
+
+    def choice(gpus: tuple[int, ...], value: int) -> dict[str, Any]:
+        return {"gpus": state.written(gpus), "bandwidth": value / KILOBYTES}
+
     if verb == "scores":
         weight = PACKING if request.packing is None else request.packing
-        answer["scores"] = dispatcher.scores(state, request.scores, until, weight)  # type: ignore[arg-type]
+        answer["scores"] = chooser.scores(state, request.scores, until, weight)  # type: ignore[arg-type]
     elif verb == "explain":
-        answer["explain"] = dispatcher.explain(state, request.explain, until).splitlines()  # type: ignore[arg-type]
+        answer["explain"] = chooser.explain(state, request.explain, until).splitlines()  # type: ignore[arg-type]
     elif verb == "gang":
-        found = dispatcher.gang(state, request.gang or {}, until)
+        found = chooser.gang(state, request.gang or {}, until)
+        answer["gang"] = {name: choice(one.gpus, one.value) for name, one in found.items()}
         for name, one in found.items():
             state = state.take(one.gpus, name)
-        answer["gang"] = {
-            name: {"gpus": written(one.gpus), "bandwidth": _rate(one.value)}
-            for name, one in found.items()
-        }
     elif verb == "what_if":
-        what = dispatcher.what_if(state, request.what_if or "", until)
+        what = chooser.what_if(state, request.what_if or "", until)
+        rates = {"best": what.best, "regret": what.regret}
         answer |= {
-            "gpus": written(what.gpus), "bandwidth": _rate(what.share.value),
-            "alone": _rate(what.share.standalone), "best": _rate(what.best),
-            "victims": {name: _rate(lost) for name, lost in what.victims.items()},
-            "regret": _rate(what.regret), "fault": what.fault,
+            **choice(what.gpus, what.share.value), "alone": what.share.standalone / KILOBYTES,
+            "victims": {name: lost / KILOBYTES for name, lost in what.victims.items()},
+            **{key: None if rate is None else rate / KILOBYTES for key, rate in rates.items()},
+            "fault": what.fault,
         }  # fmt: skip
     elif request.best is not None:
         if request.name is not None or request.demand is not None:
             raise InputError("name, demand: do not go with best; a job starts on one choice")
-        answer["choices"] = [
-            {"gpus": written(one.gpus), "bandwidth": _rate(one.value)}
-            for one in dispatcher.best(state, request.gpus, request.best, until)  # type: ignore[arg-type]
-        ]
+        best = chooser.best(state, request.gpus, request.best, until)  # type: ignore[arg-type]
+        answer["choices"] = [choice(one.gpus, one.value) for one in best]
     else:
         if request.demand is not None and request.name is None:
             raise InputError("demand: goes with the name of the job that starts")
-        gpus, value = dispatcher.choose(state, request.gpus, until)  # type: ignore[arg-type]
+        demand = None if request.demand is None else kilobytes("demand", request.demand)
+        gpus, value = chooser.choose(state, request.gpus, until)  # type: ignore[arg-type]
+        answer |= choice(gpus, value)
         if request.name is not None:
-            wanted = request.demand
-            state = state.take(
-                gpus, request.name, None if wanted is None else kilobytes("demand", wanted)
-            )
-        answer["gpus"], answer["bandwidth"] = written(gpus), _rate(value)
-    if dispatcher.model.assumed and verb != "scores":
-        answer["assumed"] = dispatcher.model.assumed
+            state = state.take(gpus, request.name, demand)
+    if chooser.model.assumed and verb != "scores":
+        answer["assumed"] = chooser.model.assumed
     return state
 
 
-def _told(verb: str, request: Request, answer: dict[str, Any], state: ClusterState) -> ClusterState:
-    """The state after a change, and how much of it is free; or the state itself."""
-    if verb == "state" and request.state is not True:
-        raise InputError("state: expected true, got false")
+def _change(
+    verb: str, request: Request, answer: dict[str, Any], state: ClusterState
+) -> ClusterState:
+    """Change the state and answer its free GPUs; or answer the state itself."""
+    value = getattr(request, verb)
     if verb == "state":
+        if value is not True:
+            raise InputError("state: expected true, got false")
         answer["state"] = msgspec.json.decode(documents.state_json(state))
         return state
     if verb == "restore":
-        state = documents.state_from_tree(request.restore, state.cluster, "restore")
+        state = documents.state_from_tree(value, state.cluster, "restore")
     elif verb in ("resize", "move"):
         if request.to is None:
             raise InputError(f"to: {verb} needs GPUs such as 'n01:0-3 n02'")
-        state = getattr(state, verb)(getattr(request, verb), request.to)
-    elif verb in ("fail", "repair") and not getattr(request, verb):
+        state = getattr(state, verb)(value, request.to)
+    elif verb in ("fail", "repair") and not value:
         raise InputError(f"{verb}: expected GPUs such as 'n01:0-3 n02', got none")
-    elif verb == "fail":
-        answer["jobs"] = state.jobs_on(request.fail or "")
-        state = state.fail(request.fail or "")
     else:
-        state = getattr(state, verb)(getattr(request, verb))
+        if verb == "fail":
+            answer["jobs"] = state.jobs_on(value)
+        state = getattr(state, verb)(value)
     answer["free"] = len(state.free)
     return state
-
-
-def _rate(value: int | None) -> float | None:
-    return None if value is None else value / KILOBYTES
-
-
-def _writer(state: ClusterState) -> Callable[[tuple[int, ...]], str]:
-    """`ClusterState.written` for sorted GPUs, with a cache by host."""
-    host_of = state.cluster.host_of.tolist()
-    part = cache(state.written)
-
-    def written(gpus: tuple[int, ...]) -> str:
-        parts = []
-        begin = 0
-        for i in range(1, len(gpus) + 1):
-            if i == len(gpus) or host_of[gpus[i]] != host_of[gpus[begin]]:
-                parts.append(part(gpus[begin:i]))
-                begin = i
-        return " ".join(parts)
-
-    return written

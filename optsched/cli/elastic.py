@@ -1,4 +1,4 @@
-"""``optsched elastic``: jobs really train on a shared pool of workers."""
+"""``optsched elastic``: train jobs on a shared pool of workers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
 import typer
 
-from optsched.cli import say
-from optsched.cli.options import Devices, History, Metrics, Quiet, ReportFile, argument, option
+from optsched.cli import options, say
+from optsched.cli.options import argument, option
 from optsched.cli.output import RunOutputs
 from optsched.cli.progress import Bar
 from optsched.cli.simulate import policies
@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from optsched.elastic import LiveRun, Status
     from optsched.elastic.live import LiveJob
 
-_BETWEEN: Final = 0.5  # seconds between lines about nothing but passes
+_BETWEEN: Final = 0.5
+"""Seconds between lines about passes."""
+
 _ACTIVE: Final = ("joining", "running")
 
 
@@ -36,26 +38,28 @@ def elastic(
     slots: Annotated[int | None, option("Workers [default: as --devices].")] = None,
     policy: Annotated[str, option("Of optsched simulate.")] = "time_to_target",
     option: Annotated[list[str] | None, option("KEY=VALUE of the policy; repeat.")] = None,
-    out: History = None,
-    metrics: Metrics = None,
-    plot: ReportFile = None,
+    out: options.History = None,
+    metrics: options.Metrics = None,
+    plot: options.ReportFile = None,
     preempt: Annotated[str, option("At the end of a 'pass', or 'anytime'.")] = "pass",
     folder: Annotated[Path | None, option("For checkpoints and state.")] = None,
-    resume: Annotated[bool, option("Go on in --folder.", "--resume")] = False,
-    devices: Devices = None,
+    resume: Annotated[bool, option("Continue the run in --folder.", "--resume")] = False,
+    devices: options.Devices = None,
     demo: Annotated[bool, option("Five small jobs on two workers.", "--demo")] = False,
-    quiet: Quiet = False,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train jobs on a pool of workers; a policy decides at the end of every pass.
 
     Ctrl-C or SIGTERM stops the passes and writes the results so far. Exit code 1: a job failed.
+
+    Example: optsched elastic jobs.toml --slots 2 --folder state --plot run.html
     """
     from optsched.elastic.job import read_jobs
     from optsched.elastic.runner import run
 
     if demo:
         if jobs is not None:
-            raise InputError(f"demo: it has jobs of its own; leave out {jobs} or --demo")
+            raise InputError(f"demo: has jobs already; leave out {jobs} or --demo")
         jobs = Path(str(resources.files("optsched.elastic") / "demo.toml"))
         plot = plot or Path("elastic-demo.html")
     if jobs is None:
@@ -64,10 +68,10 @@ def elastic(
     if slots is None:
         slots = len(places) if places else 2 if demo else None
     if slots is None:
-        raise InputError("slots: how many workers? give --slots N")
+        raise InputError("slots: missing; give --slots N or --devices")
     if "," in policy:
         raise InputError(f"policy: expected one, got {policy!r:.60}")
-    rule = policies([policy], option)[0][policy]
+    rule = policies([policy], option)[policy]
     outputs = RunOutputs(out, metrics, plot, (policy,), {"jobs": file_label(str(jobs))})
     outputs.check(jobs)
     specs = read_jobs(jobs)
@@ -86,57 +90,54 @@ def elastic(
     for job, reason in found.failed.items():
         say(f"failed: job {job!r:.60}: {reason}")
     if not found.complete:
-        say("interrupted" + (f": go on with --folder {folder} --resume" if folder else ""))
+        say("interrupted" + (f": continue with --folder {folder} --resume" if folder else ""))
         raise typer.Exit(130)
     if found.failed:
         raise typer.Exit(1)
 
 
 class News:
-    """Print the state of a run on stdout; an error of stdout does not end the run.
+    """Print every change of a job on stdout; an error of stdout does not end the run.
 
-    A line for every change of a job; passes are a bar a job on a terminal, otherwise lines too.
+    Passes are counted in the status line of a terminal; elsewhere they are lines too.
     """
 
     def __init__(self, title: str, bar: Bar, *, quiet: bool) -> None:
         self.title, self.bar, self.quiet = title, bar, quiet
         self.status: Status | None = None
-        self._bars: list[Callable[..., None]] = []
+        self._counters: list[Callable[..., None]] = []
         self._due = 0.0
 
     def __call__(self, status: Status) -> None:
-        """Print the changes."""
+        """Print the changes since the last call."""
         old, self.status = self.status, status
         if old is None:
             self.print(f"{self.title}, {count(len(status.jobs), 'job')}; starting the workers")
-            names = [(one_line(job.spec.name, 40), job.spec.passes) for job in status.jobs]
-            self._bars = [self.bar.task(*name) for name in names if self.bar.shown]
+            jobs = status.jobs if self.bar.shown else []
+            self._counters = [self.bar.task(job.spec.name, job.spec.passes) for job in jobs]
             return
-        for bar, job in zip(self._bars, status.jobs, strict=False):
-            bar(job.passes)
+        for counter, job in zip(self._counters, status.jobs, strict=False):
+            counter(job.passes)
         for before, job in zip(old.jobs, status.jobs, strict=True):
             self._line(status.time, before, job)
 
     def _line(self, time: float, before: LiveJob, job: LiveJob) -> None:
-        """One change of a job."""
+        """Print the change of a job, if there is one; passes at most every `_BETWEEN` seconds."""
         same = len(before.slots) == len(job.slots) and before.reason == job.reason
         same &= before.phase == job.phase or (before.phase, job.phase) == _ACTIVE
-        quiet = before.passes == job.passes or self.bar.shown or monotonic() < self._due
-        if same and quiet:
+        passed = before.passes != job.passes and not self.bar.shown and monotonic() >= self._due
+        if same and not passed:
             return
         self._due = monotonic() + _BETWEEN
         name, phase, workers, passes, u, metric, jct, reason = _cells(job, time)
         parts = [f"{time:7.1f} s  {name:16} {phase:8}"]
-        if workers:
-            parts.append(count(len(job.slots), "worker"))
-        if job.passes:
-            parts.append(f"pass {passes}, U {u}, metric {metric}")
-        if phase in ("ended", "failed"):
-            parts.append(f"JCT {jct} s")
+        parts += [count(len(job.slots), "worker")] * bool(workers)
+        parts += [f"pass {passes}, U {u}, metric {metric}"] * bool(job.passes)
+        parts += [f"JCT {jct} s"] * (phase in ("ended", "failed"))
         self.print("  ".join([*parts, reason]).rstrip())
 
     def summary(self, run: LiveRun) -> None:
-        """The last state, and means."""
+        """Print the last state, and means."""
         assert self.status is not None
         heads = ("job", "phase", "workers", "pass", "U", "metric", "JCT (s)", "why")
         rows = [_cells(job, self.status.time) for job in self.status.jobs]
@@ -163,12 +164,12 @@ class News:
 
 
 def count(number: int, thing: str) -> str:
-    """Such as ``1 job``, ``2 jobs``."""
+    """Format ``1 job``, ``2 jobs``."""
     return f"{number} {thing}{'s' * (number != 1)}"
 
 
 def _cells(job: LiveJob, time: float) -> tuple[str, ...]:
-    """Name, phase, workers, passes, uncertainty, metric, seconds since submitted, and why."""
+    """Return name, phase, workers, passes, uncertainty, metric, seconds since submit, reason."""
     u, metric = (f"{job.log[-1][k]:.3f}" if job.log else "-" for k in ("uncertainty", "metric"))
     target = "" if job.spec.target is None else f" of {job.spec.target:g}"
     jct = max(0.0, (job.finished / 1e3 if job.finished >= 0 else time) - job.spec.submit)

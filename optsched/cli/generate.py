@@ -31,7 +31,10 @@ def jobarray(
     switch: Annotated[bool, option("Count the time of changing jobs.")] = False,
     micro_batches: Annotated[int, option("Micro-batches per job.")] = 1,
 ) -> None:
-    """A job array of a real model by the analytic cost model."""
+    """Write a job array of a real model by the analytic cost model.
+
+    Example: optsched generate jobarray --model vgg19 --stages 4 --jobs 8 -o a.jobarray.json
+    """
     from optsched.pipelines.generator import job_array
 
     check_writable(output)
@@ -56,7 +59,10 @@ def taillard(
     time_seed: Annotated[int, option("Seed of the durations.")] = 1,
     machine_seed: Annotated[int, option("Seed of the routes.")] = 2,
 ) -> None:
-    """A job shop by Taillard's generator (1993)."""
+    """Write a job shop by Taillard's generator (1993).
+
+    Example: optsched generate taillard --instance ta01 -o ta01.txt
+    """
     check_writable(output)
     if instance is not None and (jobs, machines, time_seed, machine_seed) != (20, 15, 1, 2):
         raise InputError("instance: is complete; leave out the sizes and seeds")
@@ -83,7 +89,10 @@ def cluster(
     state: Annotated[Path | None, option("Write a state too, with tenants.")] = None,
     measurements: Annotated[Path | None, option("Write measurements too (CSV).")] = None,
 ) -> None:
-    """A made-up GPU cluster, optionally with tenants and measurements."""
+    """Write a synthetic GPU cluster, optionally with tenants and measurements.
+
+    Example: optsched generate cluster --hosts 8 -o c.json --state s.json --measurements m.csv
+    """
     check_outputs([output, state, measurements])
     sizes: dict[str, Any] = pairs("level", level or (), "LEVEL=HOSTS")
     sizes = {key: int(text) if text.isdecimal() else text for key, text in sizes.items()}
@@ -100,7 +109,7 @@ def cluster(
 @app.command()
 def quota(
     output: Output,
-    jobs: Annotated[int, option("Jobs that want GPUs.")] = 20,
+    jobs: Annotated[int, option("Number of jobs.")] = 20,
     nodes: Annotated[int, option("Nodes.")] = 8,
     gpus: Annotated[int, option("GPUs of a node.")] = 8,
     types: Annotated[int, option("Types of node, taking turns.")] = 1,
@@ -109,7 +118,10 @@ def quota(
     locality: Annotated[str, option("any, single or whole.")] = "any",
     seed: Seed = 0,
 ) -> None:
-    """A quota plan of jobs that scale by Amdahl's law."""
+    """Write a quota plan of jobs that scale by Amdahl's law.
+
+    Example: optsched generate quota --jobs 20 --nodes 8 -o plan.quota.json
+    """
     from optsched.problems.quota.synthetic import synthetic
 
     check_writable(output)

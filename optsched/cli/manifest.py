@@ -1,4 +1,4 @@
-"""``optsched manifest``: Kubernetes jobs as gangs, from a quota plan or a decision."""
+"""``optsched manifest``: Kubernetes jobs with gang scheduling."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from optsched.formats.kubernetes import Gang
 
 _PLAN_SECONDS: Final = 60.0
-"""Limit for a plan: most take milliseconds, on a new machine kernels are compiled first."""
+"""Time limit of a plan; most take milliseconds after the kernels are compiled."""
 
 
 def manifest(
@@ -44,7 +44,10 @@ def manifest(
     gpu_resource: Annotated[str, option("Name of the resource of GPUs.")] = "nvidia.com/gpu",
     output: OptionalOutput = None,
 ) -> None:
-    """Write a Kubernetes List: an Indexed Job per running job, pods all or none (for kubectl)."""
+    """Write a Kubernetes List for kubectl: an Indexed Job per running job, pods all or none.
+
+    Example: optsched manifest plan.quota.json --gang volcano --queue research -o jobs.json
+    """
     try:
         arguments = None if command is None else tuple(shlex.split(command))
     except ValueError as error:
@@ -70,7 +73,7 @@ def manifest(
 
 
 def _gangs(file: Path, schedule: Path | None) -> tuple[list[Gang], list[str]]:
-    """The jobs to be started, and notes."""
+    """Return the jobs to start, and notes."""
     name, text = stdin_or_file(file)
     with without_collector():
         tree = parse(text, name)

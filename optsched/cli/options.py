@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their texts are read."""
+"""Options shared by several commands, and parsers of their values."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 _OPTION = "KEY=VALUE of the solver, VALUE as JSON or plain text; may be repeated."
 
 
-def option(text: str, *names: str, **rest: Any) -> Any:
-    """An option of a command with its help; its names are the parameter's if none are given."""
-    return typer.Option(*names, help=text, **rest)
+def option(text: str, *names: str, **more: Any) -> Any:
+    """Declare an option with its help; by default its name is the parameter's."""
+    return typer.Option(*names, help=text, **more)
 
 
-def argument(text: str, **rest: Any) -> Any:
-    """An argument of a command with its help."""
-    return typer.Argument(help=text, show_default=False, **rest)
+def argument(text: str, **more: Any) -> Any:
+    """Declare a positional argument with its help."""
+    return typer.Argument(help=text, show_default=False, **more)
 
 
 InstanceFile = Annotated[Path, argument("Instance: JSON, job-shop text, or a name: ta01.")]
@@ -46,11 +46,11 @@ Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet")]
 History = Annotated[Path | None, option("History: *.schedule.json, one a policy.", "-o", "--out")]
 Metrics = Annotated[Path | None, option("All metrics: optsched.metrics/1.")]
 ReportFile = Annotated[Path | None, option("Report: .html, .png, .svg or .pdf.", "--plot")]
-Devices = Annotated[str | None, option("Such as cpu,cpu or cuda:0 [default: what is there].")]
+Devices = Annotated[str | None, option("Such as cpu,cpu or cuda:0 [default: all].")]
 
 
 def group(text: str = "", cls: type[TyperGroup] = TyperGroup) -> typer.Typer:
-    """An empty group of commands, with what its help says."""
+    """Make an empty group of commands."""
     return typer.Typer(
         cls=cls, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
         rich_markup_mode=None, help=text,
@@ -58,7 +58,7 @@ def group(text: str = "", cls: type[TyperGroup] = TyperGroup) -> typer.Typer:
 
 
 def parse_options(given: Sequence[str] | None) -> dict[str, Any]:
-    """``["tenure=8", "rule=insertion"]`` as a mapping.
+    """Parse ``["tenure=8", "rule=insertion"]``; values are JSON or text.
 
     Raises
     ------
@@ -71,25 +71,25 @@ def parse_options(given: Sequence[str] | None) -> dict[str, Any]:
 def options_of(
     names: Sequence[str], given: Sequence[str] | None, what: str
 ) -> dict[str, dict[str, Any]]:
-    """Options by name, such as of solvers: ``genetic.population`` is for genetic alone.
+    """Parse options of several solvers or policies: ``genetic.population=9`` is for one alone.
 
     Raises
     ------
     InputError
-        As `parse_options`, or the owner of an option is none of the names.
+        As `parse_options`, or the prefix of an option is not one of the names.
     """
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in parse_options(given).items():
-        owner, dot, rest = key.partition(".")
-        if dot and owner not in found:
-            raise InputError(f"option: {owner!r:.60} is none of the {what} {', '.join(names)}")
-        for name in [owner] if dot else names:
-            found[name][rest if dot else key] = value
+        prefix, dot, short = key.partition(".")
+        if dot and prefix not in found:
+            raise InputError(f"option: {prefix!r:.60} is none of the {what} {', '.join(names)}")
+        for name in [prefix] if dot else names:
+            found[name][short if dot else key] = value
     return found
 
 
 def pairs(option: str, given: Sequence[str], form: str) -> dict[str, str]:
-    """``["a=b"]`` as a mapping, no key twice."""
+    """Parse ``["a=b"]``; no key twice."""
     found: dict[str, str] = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -102,28 +102,28 @@ def pairs(option: str, given: Sequence[str], form: str) -> dict[str, str]:
 
 
 def words(option: str, given: Sequence[str]) -> list[str]:
-    """Names separated by commas, each once, at least one."""
-    found = [word.strip() for text in given for word in text.split(",")]
+    """Parse names separated by commas, each once, at least one."""
+    found = [name.strip() for text in given for name in text.split(",")]
     if not any(found):
         raise InputError(f"{option}: expected names, separated by commas")
-    return list(dict.fromkeys(word for word in found if word))
+    return list(dict.fromkeys(filter(None, found)))
 
 
 def numbers(option: str, text: str) -> list[int]:
-    """``1,2,4`` as numbers."""
+    """Parse ``1,2,4``."""
     if not re.fullmatch(r"[0-9]{1,16}(,[0-9]{1,16})*", text, re.ASCII):
         raise InputError(f"{option}: expected numbers such as 1,2,4, got {text!r:.60}")
-    return [int(word) for word in text.split(",")]
+    return [int(number) for number in text.split(",")]
 
 
 def quantity(text: str, units: Mapping[str, int]) -> float | None:
-    """``16 MB`` with ``{"MB": 10**6}``; None if it is no number in one of the units."""
+    """Parse ``16 MB`` with ``{"MB": 10**6}``; None if it is not a number in one of the units."""
     match = re.fullmatch(r"([0-9]{1,16}(?:\.[0-9]{1,6})?) ?([A-Za-z]*)", text, re.ASCII)
     return None if match is None or match[2] not in units else float(match[1]) * units[match[2]]
 
 
 def with_objective(problem: Any, objective: str | None) -> Any:
-    """The problem, a job array with another objective if one is named.
+    """Return the problem, a job array with the named objective.
 
     Raises
     ------
@@ -140,11 +140,12 @@ def with_objective(problem: Any, objective: str | None) -> Any:
 
 
 def _value(text: str) -> Any:
+    """Parse JSON; other texts, NaN included, stay texts."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(constant)
+
     try:
-        return json.loads(text, parse_constant=_no_constant)
+        return json.loads(text, parse_constant=refuse)
     except ValueError:
         return text
-
-
-def _no_constant(text: str) -> None:
-    raise ValueError(text)  # NaN is a text like any other

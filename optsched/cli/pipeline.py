@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SIZES = {"stages": 8, "micro_batches": 32, "chunks": 2}
 TIME = 12
-"""A multiple of the usual numbers of chunks."""
+"""Time of a forward block; divisible by the usual numbers of chunks."""
 
 
 def pipeline(
@@ -60,9 +60,11 @@ def pipeline(
     objective: Objective = None,
     output: OptionalOutput = None,
 ) -> None:
-    """Hand-made pipeline schedules: makespan, bubble, peak memory.
+    """Compare hand-made pipeline schedules: makespan, bubble, peak memory.
 
-    What is written, `optsched show`, `plot` and `convert` (to torch's CSV) take.
+    The written schedule is for `optsched show`, `plot` and `convert` (to torch's CSV).
+
+    Example: optsched pipeline one_f_one_b --stages 4 --micro-batches 16 -o 1f1b.schedule.json
     """
     if name != "all" and name not in NAMES:
         raise InputError(f"name: expected one of {', '.join(NAMES)}, all, got {name!r:.40}")
@@ -70,7 +72,7 @@ def pipeline(
         raise InputError("all: prints a table only; name one pipeline to write it")
     check_outputs([output], [file])
     if name not in ("all", *CHUNKED):
-        _only(f"{name}: has one stage a device", {"chunks": chunks})
+        _refuse(f"{name}: has one stage a device", {"chunks": chunks})
     times = {"forward": forward, "backward": backward, "weight": weight}
     sizes = {"stages": stages, "micro_batches": micro_batches, "chunks": chunks}
     profile = {"batch_size": batch_size, "memory": memory}
@@ -102,14 +104,14 @@ def _source(
     sizes: Mapping[str, int | None],
     profile: Mapping[str, Any],
 ) -> tuple[Callable[[str], JobArray], dict[str, int]]:
-    """The job as a pipeline wants it, by its name, and the numbers of equal stages."""
+    """Return a function from a pipeline's name to its job, and the sizes of equal stages."""
     if file is not None:
-        _only(f"{file}: says it all", {**sizes, **times, **profile, "model": model})
+        _refuse(f"{file}: is complete", {**sizes, **times, **profile, "model": model})
         array = JobArray.read(file)
         return lambda _: array, {}
     whole = {key: SIZES[key] if size is None else size for key, size in sizes.items()}
     if model is not None:
-        _only("model: has times", times)
+        _refuse("model: has times", times)
         batch, count, size = profile["batch_size"], whole["micro_batches"], whole["stages"]
 
         def of_model(name: str) -> JobArray:
@@ -121,7 +123,7 @@ def _source(
             )  # fmt: skip
 
         return of_model, {}
-    _only("model: missing", profile)
+    _refuse("model: missing", profile)
     given = {key: time and integer(key, time, 0, 2**53) for key, time in times.items()}
     forward = TIME if given["forward"] is None else given["forward"]
     backward = 2 * forward if given["backward"] is None else given["backward"]
@@ -133,7 +135,7 @@ def _source(
 
 
 def _row(name: str, schedule: Schedule, equal: Mapping[str, int]) -> list[str]:
-    """What there is to know about one pipeline."""
+    """Return the row of one pipeline."""
     peak = max((peak_memory(schedule, r) for r in range(schedule.n_resources)), default=0)
     chunks = equal.get("chunks", 0) if name in CHUNKED else 1
     span = schedule.makespan if schedule.period is None else schedule.period
@@ -146,17 +148,17 @@ def _row(name: str, schedule: Schedule, equal: Mapping[str, int]) -> list[str]:
 
 
 def _published(name: str, equal: Mapping[str, int]) -> str:
-    """The published bubble, or why there is none."""
+    """Return the published bubble, or the reason why it has none."""
     try:
         value = bubble(name, **equal)
-    except InputError as error:  # it says for which numbers there is one
+    except InputError as error:  # names the numbers that have one
         about, _, reason = str(error).partition(": ")
         return reason if about == name else ""
     return f"{_percent(value)} = {value}{' of a period' if name == 'zb_h2' else ''}"
 
 
-def _only(why: str, others: Mapping[str, Any]) -> None:
-    """Refuse options that would have no effect."""
+def _refuse(why: str, others: Mapping[str, Any]) -> None:
+    """Refuse options without effect."""
     for key, value in others.items():
         if value is not None:
             raise InputError(f"{why}, --{key.replace('_', '-')} has no meaning then")

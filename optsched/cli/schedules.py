@@ -1,4 +1,4 @@
-"""``optsched verify``, ``plot``, ``trace``: what can be done with a finished schedule."""
+"""``optsched verify``, ``plot`` and ``trace`` of finished schedules."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ def verify(
     ] = None,
     objective: Objective = None,
 ) -> None:
-    """Check schedules independently of every solver; of a single file all violations are listed.
+    """Check schedules independently of every solver; list all violations of a single file.
 
-    Without --problem only whether each agrees with itself. Exit code 1 if one of them has
-    violations, 2 if one cannot be read; the others are checked all the same.
+    Without --problem only the consistency of each is checked. Exit code 1 if one of them has
+    violations, 2 if one cannot be read; the others are checked nevertheless.
+
+    Example: optsched verify plan.schedule.json --problem shop.txt
     """
     if instance is None and objective is not None:
-        raise InputError("objective: it is that of the problem, give --problem FILE too")
+        raise InputError("objective: belongs to the problem, give --problem FILE too")
     problem = None if instance is None else with_objective(read_problem(instance), objective)
     codes = {0}
     for file in files:
@@ -72,7 +74,10 @@ def plot(
     cycles: Cycles = None,
     pareto: Annotated[str | None, option("Of serve-bench, by measures accuracy,p99_ms.")] = None,
 ) -> None:
-    """Draw a Gantt chart, or the Pareto front of routers [default: FILE with the suffix .png]."""
+    """Draw a Gantt chart, or the Pareto front of routers [default: FILE with the suffix .png].
+
+    Example: optsched plot plan.schedule.json -o plan.svg --html plan.html
+    """
     from optsched.plots.picture import suffix_of
 
     if output is None and html is None:
@@ -90,22 +95,25 @@ def plot(
     from optsched.plots.html import write as write_html
 
     schedule = scheduled(file)
-    shown = _cycles(file, schedule, cycles)
-    wrote(output, lambda path: gantt(schedule, path, cycles=shown))
-    wrote(html, lambda path: write_html(schedule, path, cycles=shown))
+    number = _cycles(file, schedule, cycles)
+    wrote(output, lambda path: gantt(schedule, path, cycles=number))
+    wrote(html, lambda path: write_html(schedule, path, cycles=number))
 
 
 def trace(file: ScheduleFile, output: OptionalOutput = None, cycles: Cycles = None) -> None:
-    """Write a trace for ui.perfetto.dev or chrome://tracing [default: FILE with .trace.json]."""
+    """Write a trace for ui.perfetto.dev or chrome://tracing [default: FILE with .trace.json].
+
+    Example: optsched trace plan.schedule.json -o plan.trace.json
+    """
     path = output or _beside(file, ".trace.json")
     check_outputs([path], [file])
     schedule = scheduled(file)
-    shown = _cycles(file, schedule, cycles)
-    wrote(path, lambda path: perfetto.write(schedule, path, cycles=shown))
+    number = _cycles(file, schedule, cycles)
+    wrote(path, lambda path: perfetto.write(schedule, path, cycles=number))
 
 
 def scheduled(file: Path) -> Schedule:
-    """The schedule in a file; `InputError` for an instance without orders and starts."""
+    """Read a schedule; `InputError` for an instance without orders and starts."""
     if published.is_name(str(file)):
         raise InputError(
             f"{file}: an instance, expected a schedule: optsched solve {file} -o "
@@ -120,7 +128,7 @@ def scheduled(file: Path) -> Schedule:
 
 
 def _verdict(schedule: Schedule, violations: int, instance: Path | None) -> str:
-    """Whether a schedule is right, of which instance, and what it is."""
+    """Describe the result of the check."""
     if violations:
         wrong = "not consistent" if instance is None else f"does not solve {instance}"
         return f"{wrong}, {violations} violation{'s' * (violations > 1)}"
@@ -135,14 +143,14 @@ def _verdict(schedule: Schedule, violations: int, instance: Path | None) -> str:
 
 
 def _cycles(file: Path, schedule: Schedule, cycles: int | None) -> int:
-    """How many cycles to show; `InputError` where there are none to count."""
+    """Return the number of cycles to draw; `InputError` for a schedule without a period."""
     if cycles is not None and schedule.period is None:
         raise InputError(f"cycles: {file} has no period, it is drawn whole: leave --cycles out")
     return 3 if cycles is None else cycles
 
 
 def _beside(file: Path, suffix: str) -> Path:
-    """The file's name with another ending: x.schedule.json -> x.png."""
-    name = file.name or "schedule"  # of a folder, which reading will refuse
+    """Return the file's name with another ending: x.schedule.json -> x.png."""
+    name = file.name or "schedule"  # a folder is refused by the reader
     name = name.removesuffix(".json").removesuffix(".schedule")
     return file.parent / (name + suffix)

@@ -1,4 +1,4 @@
-"""``optsched simulate``: a trace under one policy or several, side by side."""
+"""``optsched simulate``: replay a trace under one policy or several."""
 
 from __future__ import annotations
 
@@ -10,28 +10,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from optsched.cli.options import (
-    AsJson,
-    History,
-    Metrics,
-    Quiet,
-    ReportFile,
-    argument,
-    option,
-    options_of,
-    words,
-)
+from optsched.cli import options
+from optsched.cli.options import argument, option, options_of, words
 from optsched.cli.output import RunOutputs
 from optsched.cli.progress import FIRST_AFTER, Bar
+from optsched.cli.tables import display, table
 from optsched.cluster.expected import expected_starts
+from optsched.cluster.policies import get
 from optsched.cluster.policies.packing_table import PackingTable
+from optsched.cluster.simulate import simulate as simulate_policy
 from optsched.cluster.workload.nodes import NodeChange, NodeFailures, Nodes
 from optsched.cluster.workload.synthetic import entropy_workload, synthetic
 from optsched.cluster.workload.trace import read_trace
 from optsched.cluster.world.start import read_start
 from optsched.errors import InputError
-from optsched.io.files import read_bytes
 from optsched.io.values import file_label
+from optsched.kernels.compile import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +37,7 @@ if TYPE_CHECKING:
     from optsched.cluster.world.start import Start
 
 _MOST_NAMED: Final = 5
-"""So many waiting jobs are named after a Ctrl-C."""
+"""Waiting jobs that are named after Ctrl-C."""
 
 MOST_JOBS: Final = 10**7
 """Jobs of a generated workload."""
@@ -79,20 +73,26 @@ def simulate(
     ] = None,
     spread: Annotated[float, option("Sigma of drawn over estimated durations.")] = 0.5,
     seed: Annotated[int, option("Of errors, curves, draws and generated workloads.")] = 0,
-    out: History = None,
-    metrics: Metrics = None,
-    plot: ReportFile = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    out: options.History = None,
+    metrics: options.Metrics = None,
+    plot: options.ReportFile = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Replay a trace on a cluster; Ctrl-C keeps what is there.
+    """Replay a trace on a cluster and compare policies; Ctrl-C keeps the results so far.
 
     One row per policy; times are means over jobs. `docs/simulator.md` defines every number.
+
+    Example: optsched simulate synthetic:1000:0.9 --policy fifo,srtf --nodes 8x8
     """
     names = words("policy", policy)
     tables = [] if packing is None else packing.split(",")
-    chosen, packed = policies(names, option, tables)
-    inputs = {"trace": file_label(trace), "estimate_error": estimate_error, "packing": packed}
+    chosen = policies(names, option, tables)
+    inputs = {
+        "trace": file_label(trace),
+        "estimate_error": estimate_error,
+        "packing": [file_label(path) for path in tables] or None,
+    }
     outputs = RunOutputs(out, metrics, plot, tuple(names), inputs)
     outputs.check(trace, *tables)
     site = Nodes.parse(nodes)
@@ -107,7 +107,7 @@ def simulate(
     if expected is not None:
         for name, one in chosen.items():
             found = expected_starts(jobs, one, site, sigma=spread, samples=expected, **settings)
-            _show_expected(name, found, as_json)
+            _print_expected(name, found, as_json)
         return
     runs, complete = _run_all(jobs, chosen, site, settings, quiet=quiet)
     if runs:
@@ -119,37 +119,29 @@ def simulate(
 
 def policies(
     names: Sequence[str], options: Sequence[str] | None, packing: Sequence[str] = ()
-) -> tuple[dict[str, Policy], dict[str, dict[str, str]] | None]:
-    """Policies by name, with their options, and what a metrics document says of their tables."""
-    from optsched.cluster.policies import get
-
+) -> dict[str, Policy]:
+    """Return policies by name, with their options."""
     given = options_of(names, options, "policies")
-    packed = {}
     if packing:
-        import hashlib
-
         if "lucid" not in given:
             raise InputError("packing: only the policy lucid packs jobs, and it is not named")
         if len(packing) != 2:
             raise InputError("packing: expected PAIRS.csv,TYPES.csv, two files")
         given["lucid"]["table"] = PackingTable.read(*packing)
-        for key, path in zip(("pairs", "types"), packing, strict=True):
-            digest = hashlib.sha256(read_bytes(path)).hexdigest()
-            packed[key] = {"file": file_label(path), "sha256": digest}
-    return {name: get(name, **given[name]) for name in names}, packed or None
+    return {name: get(name, **given[name]) for name in names}
 
 
 def changes(
     texts: Sequence[str], failures: str | None = None, seed: int = 0
 ) -> tuple[NodeChange, ...] | NodeFailures:
-    """``TIME:KIND:NODE``, NODE counted from 0, or failures by ``MTBF:REPAIR``."""
+    """Parse changes ``TIME:KIND:NODE``, NODE from 0, or failures ``MTBF:REPAIR``."""
     if failures is not None:
+        if texts:
+            raise InputError("failures: random failures of nodes and --change exclude each other")
         parts = re.fullmatch(r"([0-9]{1,16}):([0-9]{1,16})", failures)
-        if not parts or texts:
+        if not parts:
             raise InputError(
                 f"failures: expected MTBF:REPAIR such as 604800:3600, got {failures!r:.60}"
-                if not parts
-                else "failures: nodes that fail by chance and --change exclude each other"
             )
         return NodeFailures(int(parts[1]), int(parts[2]), seed)
     found = []
@@ -166,22 +158,20 @@ def changes(
 def _start(
     running: Path | None, now: int | None, expected: int | None, nodes: Nodes
 ) -> Start | None:
-    """The running cluster in a file, if there is one."""
-    if running is None:
-        if expected is not None:
-            raise InputError("expected: of which cluster? give --running and --now too")
-        if now is not None:
-            raise InputError("now: only with --running, the stays of a running cluster")
-        return None
-    if now is None:
+    """Read the running cluster, if there is one."""
+    if running is not None and now is not None:
+        return read_start(running, nodes, now)
+    if running is not None:
         raise InputError("running: give --now too, the time at which the simulation begins")
-    return read_start(running, nodes, now)
+    if expected is not None:
+        raise InputError("expected: needs a running cluster, give --running and --now too")
+    if now is not None:
+        raise InputError("now: only with --running, the stays of a running cluster")
+    return None
 
 
-def _show_expected(policy: str, found: Mapping[str, ExpectedStart], as_json: bool) -> None:
-    """The table of one policy, or one JSON object a line."""
-    from optsched.cli.tables import display, table
-
+def _print_expected(policy: str, found: Mapping[str, ExpectedStart], as_json: bool) -> None:
+    """Print the expected starts of one policy as a table or a JSON object."""
     if as_json:
         rows = {name: {"times": one.times, "why": one.reason and one.reason.why,
                        "text": one.reason and one.reason.text}
@@ -189,11 +179,7 @@ def _show_expected(policy: str, found: Mapping[str, ExpectedStart], as_json: boo
         print(json.dumps({"policy": policy, "expected": rows}))
         return
     cells = [
-        (
-            name,
-            *(f"{time:,}" for time in one.times),
-            one.reason.text if one.reason else "starts now",
-        )
+        [name, *(f"{t:,}" for t in one.times), one.reason.text if one.reason else "starts now"]
         for name, one in found.items()
     ]
     heads = ("job", "10 %", "50 %", "90 %", "reason")
@@ -201,7 +187,7 @@ def _show_expected(policy: str, found: Mapping[str, ExpectedStart], as_json: boo
 
 
 def _workload(trace: str, nodes: Nodes, seed: int) -> Workload:
-    """The trace in a file, or one generated for this cluster."""
+    """Read a trace, or generate one for this cluster."""
     found = _GENERATED.fullmatch(trace)
     if found is None:
         return read_trace(trace, nodes)
@@ -211,7 +197,7 @@ def _workload(trace: str, nodes: Nodes, seed: int) -> Workload:
     try:
         load = None if text is None else float(text)
     except ValueError:
-        raise InputError(f"trace: {trace:.60}: the load is no number") from None
+        raise InputError(f"trace: {trace:.60}: the load is not a number") from None
     if kind == "entropy":
         return entropy_workload(int(digits), gpus=nodes.total, load=load, seed=seed)
     return synthetic(int(digits), 0.9 if load is None else load, seed, gpus=nodes.total)
@@ -225,13 +211,7 @@ def _run_all(
     *,
     quiet: bool,
 ) -> tuple[dict[str, Run], bool]:
-    """Runs by policy, in order, and whether all of them were completed (else: Ctrl-C).
-
-    With a packing table the jobs that `lucid` packs slow each other down by it.
-    """
-    from optsched.cluster.simulate import simulate
-    from optsched.kernels.compile import Entry
-
+    """Return runs by policy, in order, and whether all are complete (False after Ctrl-C)."""
     runs: dict[str, Run] = {}
     with Bar(quiet=quiet) as bar:
         try:
@@ -242,15 +222,15 @@ def _run_all(
                 def report(now: int, ended: int, jobs: int, update: Any = update) -> None:
                     update(ended)
 
-                run = runs[name] = simulate(jobs, policy, nodes, on_progress=report, **settings)
+                run = simulate_policy(jobs, policy, nodes, on_progress=report, **settings)
+                runs[name] = run
                 for note in run.notes:
                     bar.print(f"{name}: {note}")
                 taken = time.monotonic() - since - (Entry.seconds_compiling - compiled)
                 ended = int((run.log.finished >= 0).sum())
-                if taken >= FIRST_AFTER and not bar.shown:
-                    some = "" if ended == len(jobs) else f"{ended:,} of "
-                    bar.print(f"{name}: {some}{len(jobs):,} jobs in {taken:.1f} s")
-                if ended < len(jobs):  # the engine hands back what it has
+                if taken >= FIRST_AFTER and not bar.shown and ended == len(jobs):
+                    bar.print(f"{name}: {len(jobs):,} jobs in {taken:.1f} s")
+                if ended < len(jobs):
                     bar.print(f"interrupted: {ended:,} of {len(jobs):,} jobs ended in {name}")
                     for job, reason in [*run.waiting().items()][:_MOST_NAMED]:
                         bar.print(f"{job} pending: {reason.text}")

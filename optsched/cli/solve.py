@@ -1,4 +1,4 @@
-"""``optsched solve``, ``bound``, ``solvers``: an answer, bounds of it, solvers for it."""
+"""``optsched solve``, ``bound`` and ``solvers``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def solve(
     target: Annotated[int | None, option("Stop at this value.")] = None,
     stop_gap: Annotated[float | None, option("Stop at this gap to the bound: 0.01 is 1 %.")] = None,
     stop_no_improvement: Annotated[
-        float | None, option("Stop so long after the last better one.")
+        float | None, option("Stop after so many seconds without a better one.")
     ] = None,
     option: options.Options = None,
     workers: options.Workers = None,
@@ -48,7 +48,10 @@ def solve(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Solve an instance; Ctrl-C keeps the best schedule so far."""
+    """Solve an instance; Ctrl-C keeps the best schedule so far.
+
+    Example: optsched solve ta01 --time-limit 10 -o plan.schedule.json
+    """
     check_outputs([output], [file])
     problem = options.with_objective(read_problem(file), objective)
     start = None if warm_start is None else Schedule.read(warm_start)
@@ -73,9 +76,11 @@ def solve(
 def bound(
     file: options.InstanceFile, objective: options.Objective = None, as_json: options.AsJson = False
 ) -> None:
-    """Lower bounds by name, and the best of them; exit code 1 if no schedule can exist.
+    """Print lower bounds by name, and the best; exit code 1 if no schedule can exist.
 
-    All need no search: `optsched solve --solver cpsat` goes on from there.
+    None needs a search; `optsched solve --solver cpsat` proves higher ones.
+
+    Example: optsched bound ta01
     """
     problem = options.with_objective(read_problem(file), objective)
     begin = perf_counter()
@@ -100,7 +105,7 @@ def bound(
 
 
 def named_bounds(problem: Problem) -> dict[str, int]:
-    """Every bound that needs no search, by name; ``carlier`` is exact for each machine alone."""
+    """Return every bound that needs no search; ``carlier`` is exact for each single machine."""
     if problem.problem_kind == "gpus":
         return {"best pattern": problem.lower_bound()}
     if problem.problem_kind == "quota":
@@ -108,8 +113,8 @@ def named_bounds(problem: Problem) -> dict[str, int]:
     from optsched.model.bounds import makespan_bounds
     from optsched_solvers.shop.proof.one_machine import one_machine_bound
 
-    own = getattr(problem, "bounds", None)
-    found = dict(own()) if own is not None else makespan_bounds(problem.graph())
+    bounds = getattr(problem, "bounds", None)
+    found = dict(bounds()) if bounds is not None else makespan_bounds(problem.graph())
     if problem.objective_name == "period":
         return found
     return {**found, "carlier": one_machine_bound(problem.graph())}
@@ -118,7 +123,10 @@ def named_bounds(problem: Problem) -> dict[str, int]:
 def solvers(
     file: Annotated[Path | None, argument("List the solvers of this instance.")] = None,
 ) -> None:
-    """List the installed solvers by the kind of problem, or those that take an instance."""
+    """List the installed solvers by kind of problem, or those that take an instance.
+
+    Example: optsched solvers ta01
+    """
     if file is None:
         facts((kind, ", ".join(optsched.solvers(kind))) for kind in KINDS)
         print("`optsched solvers FILE` lists those that take an instance.")
@@ -126,12 +134,12 @@ def solvers(
     problem = read_problem(file)
     kind = problem.problem_kind
     found = {name: support_by_name(name, problem) for name in optsched.solvers(kind)}
-    facts((name, "") for name, one in found.items() if one)
-    facts(((name, f"no: {one.reason}") for name, one in found.items() if not one), 18)
+    facts((name, "") for name, support in found.items() if support)
+    facts(((name, f"no: {s.reason}") for name, s in found.items() if not s), 18)
 
 
 def _criterion(gap: float | None, no_improvement: float | None) -> Criterion | None:
-    """What the ``--stop-...`` options say; None if nothing."""
+    """Combine the ``--stop-...`` options; None if there are none."""
     found: list[Criterion] = [] if gap is None else [Gap(gap)]
     if no_improvement is not None:
         found.append(NoImprovement(seconds=no_improvement))
@@ -158,7 +166,7 @@ def _summary(problem: Problem, file: Path, result: Result) -> dict[str, Any]:
 
 
 def _chosen(problem: Problem, result: Result) -> dict[str, str]:
-    """The GPUs of every request, host and local ids; nothing of other problems."""
+    """Return the GPUs of every request of a placement."""
     if not isinstance(problem, optsched.GpuPlacement) or result.schedule is None:
         return {}
     chosen = zip(problem.requests, problem.chosen(result.schedule), strict=True)

@@ -1,4 +1,4 @@
-"""Tables on the terminal: one look for all commands."""
+"""Tables on the terminal, for all commands."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
-WORD = 10
-"""Letters that a column of words keeps beside its numbers."""
+NARROWEST = 10
+"""Least width of a text column."""
 
 
 class WholeTable(Table):
-    """A table that rather outgrows a narrow terminal than cut a number."""
+    """A table that exceeds a narrow terminal rather than truncate a number."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        least = sum((column.min_width or 0) + 3 for column in self.columns)  # and blanks between
+        least = sum((column.min_width or 0) + 3 for column in self.columns)  # with blanks between
         wide = options.update(width=max(options.max_width, least))
         yield from super().__rich_console__(console, wide)
 
@@ -32,21 +32,16 @@ class WholeTable(Table):
 def table(
     heads: Sequence[str], rows: Sequence[Sequence[str | Text]], left: Container[int] = (0,)
 ) -> Table:
-    """A table of numbers, at the right of their columns.
+    """Make a table of right-aligned numbers; texts are data, never markup.
 
-    Parameters
-    ----------
-    heads, rows
-        Texts are shown as they are, never as markup.
-    left
-        Numbers of the columns of words, which give way where there is no room.
+    `left` are the indices of text columns, which are truncated on a narrow terminal.
     """
     made = WholeTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for k, head in enumerate(heads):
         widest = max(len(cell) for cell in (head, *(row[k] for row in rows)))
         made.add_column(
             Text(one_line(head)), justify="left" if k in left else "right", overflow="ellipsis",
-            no_wrap=k not in left, min_width=min(widest, WORD) if k in left else widest,
+            no_wrap=k not in left, min_width=min(widest, NARROWEST) if k in left else widest,
         )  # fmt: skip
     for row in rows:
         made.add_row(*(Text(one_line(c, 300)) if isinstance(c, str) else c for c in row))
@@ -54,5 +49,5 @@ def table(
 
 
 def display(*parts: RenderableType) -> None:
-    """Print tables and texts; where the terminal is too narrow, it breaks lines."""
+    """Print tables and texts; a narrow terminal breaks lines."""
     console().print(*parts, sep="\n", crop=False)

@@ -1,4 +1,4 @@
-"""``optsched topology``: a cluster from the files of its tools, shown as tables, checked."""
+"""``optsched topology``: import, show and check a cluster and its state."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _MOST_ROWS = 40  # of hosts, and of domains a level
 _MOST_MATRIX = 16  # GPUs of a matrix that fits the screen
 
-app = group("Describe a cluster: import what its tools write, show it, check it.")
+app = group("Describe a cluster: import files of its tools, show it, check it.")
 
 ClusterFile = Annotated[Path, argument("A cluster, optsched.cluster/1.")]
 StateFile = Annotated[Path | None, option("Its state: optsched.state/1.")]
@@ -70,7 +70,10 @@ def import_(
         bool, option("A choice has the same local ids on every host (rail switches).", "--rails")
     ] = False,
 ) -> None:
-    """Write a cluster from topology matrices, host lists, and switches, nodes or labels."""
+    """Write a cluster from topology matrices, host lists, and switches, nodes or labels.
+
+    Example: optsched topology import --topo h100=topo.txt --hosts 'n[01-04]=h100' -o c.json
+    """
     files, lists = pairs("topo", topo or (), "TYPE=FILE"), pairs("hosts", hosts or (), "HOSTS=TYPE")
     check_outputs([output], [*files.values(), domains])
     shares: dict[str, Any] = pairs("factor", factor or (), "LEVEL=SHARE")
@@ -94,7 +97,10 @@ def show(
     gpus: Annotated[str | None, option("Mark these on the map, such as 'n01:0-3 n02'.")] = None,
     output: OptionalOutput = None,
 ) -> None:
-    """Types of hosts with their links, domains, hosts; a map of GPUs (-o: .png, .svg, .pdf)."""
+    """Print types of hosts, links, domains and hosts; a map of GPUs (-o: .png, .svg, .pdf).
+
+    Example: optsched topology show c.json --state s.json
+    """
     cluster = Cluster.read(file)
     found = None if state is None else ClusterState.read(state, cluster)
     marked = set(cluster.parse(gpus or ""))
@@ -120,7 +126,10 @@ def state_(
         list[Path] | None, option("`kubectl get nodes,pods -A -o json`, one list or two.")
     ] = None,
 ) -> None:
-    """Write the state of a running cluster: free GPUs, jobs, and GPUs that are down."""
+    """Write the state of a running cluster: free GPUs, jobs, and GPUs that are down.
+
+    Example: optsched topology state --cluster c.json --slurm nodes.txt --jobs squeue.json -o s.json
+    """
     lists = kubernetes or []
     if bool(lists) == (slurm is not None) or len(lists) > 2 or (jobs and not slurm):
         raise InputError("slurm, kubernetes: give --slurm [--jobs], or --kubernetes once or twice")
@@ -137,49 +146,58 @@ def state_(
 
 @app.command()
 def check(file: ClusterFile, state: StateFile = None) -> None:
-    """Check a cluster, and a state of it; say what could be missing for good answers."""
+    """Check a cluster, and a state of it; note missing information.
+
+    Example: optsched topology check c.json --state s.json
+    """
     cluster = Cluster.read(file)
     found = None if state is None else ClusterState.read(state, cluster)
     print(f"{file}: in order, {_sizes(cluster)}")
-    used = set(cluster.type_of)
-    for t, kind in enumerate(cluster.types):
-        if t not in used:
-            print(f"note: types[{kind.name}]: no host is of this type")
-            continue
-        if kind.intra is None and kind.links is not None:
-            print(f"note: types[{kind.name}]: no bandwidths within the host: estimated by links")
-        if kind.nics == 0 and cluster.n_hosts > 1:
-            print(f"note: types[{kind.name}]: no network cards: nothing goes across hosts")
-    for line in assumptions(cluster):
-        print(f"note: {line}")
-    if len(cluster.fabrics) > 1:
-        sizes = ", ".join(f"{int(cluster.sizes[[*hosts]].sum())}" for hosts in cluster.fabrics[:8])
-        print(
-            f"note: {cluster.levels[0]}: no level above joins the {len(cluster.fabrics)} domains: "
-            f"no choice spans them; they have {sizes}{', ...' * (len(cluster.fabrics) > 8)} GPUs"
-        )
-    if cluster.rails:
-        print("note: rails: a choice has the same local ids on every host")
-    for level, share in cluster.factors.items():
-        print(f"note: {level}: factor {share:g} of the bandwidth where no lower level joins a set")
-    for level, rate in cluster.uplinks.items():
-        cards = {kind.nics * kind.nic_rate for kind in cluster.types if kind.nic_rate}
-        limits = rate < max(cards, default=0.0)
-        print(
-            f"note: {level}: uplinks of {rate:g} GB/s a domain "
-            f"{'limit' if limits else 'do not limit'} a single job with ranks in order (its ring "
-            "crosses them once); jobs that share uplinks are not modelled"
-        )
-    if not cluster.levels and cluster.n_hosts > 2:
-        print("note: no levels: all hosts are taken for equally near (--domains, --level)")
-    for k, level in enumerate(cluster.levels):
-        lost = [host.name for host in cluster.hosts if not host.domains[k]]
-        if lost:
-            print(f"note: {len(lost)} hosts have no {level}: {shortened(lost)}")
+    for note in [*_type_notes(cluster), *assumptions(cluster), *_level_notes(cluster)]:
+        print(f"note: {note}")
     if found is not None:
         print(f"{state}: in order, {_counts(found)}")
         for line in _placeholders(found):
             print(f"note: {line}")
+
+
+def _type_notes(cluster: Cluster) -> Iterator[str]:
+    used = set(cluster.type_of)
+    for t, kind in enumerate(cluster.types):
+        place = f"types[{kind.name}]"
+        if t not in used:
+            yield f"{place}: no host is of this type"
+            continue
+        if kind.intra is None and kind.links is not None:
+            yield f"{place}: no bandwidths within the host: estimated by links"
+        if kind.nics == 0 and cluster.n_hosts > 1:
+            yield f"{place}: no network cards: nothing goes across hosts"
+
+
+def _level_notes(cluster: Cluster) -> Iterator[str]:
+    if len(cluster.fabrics) > 1:
+        sizes = ", ".join(f"{int(cluster.sizes[[*hosts]].sum())}" for hosts in cluster.fabrics[:8])
+        yield (
+            f"{cluster.levels[0]}: no level above joins the {len(cluster.fabrics)} domains: "
+            f"no choice spans them; they have {sizes}{', ...' * (len(cluster.fabrics) > 8)} GPUs"
+        )
+    if cluster.rails:
+        yield "rails: a choice has the same local ids on every host"
+    for level, share in cluster.factors.items():
+        yield f"{level}: factor {share:g} of the bandwidth where no lower level joins a set"
+    for level, rate in cluster.uplinks.items():
+        cards = {kind.nics * kind.nic_rate for kind in cluster.types if kind.nic_rate}
+        limits = "limit" if rate < max(cards, default=0.0) else "do not limit"
+        yield (
+            f"{level}: uplinks of {rate:g} GB/s a domain {limits} a single job with ranks in "
+            "order (its ring crosses them once); jobs that share uplinks are not modelled"
+        )
+    if not cluster.levels and cluster.n_hosts > 2:
+        yield "no levels: all hosts are taken for equally near (--domains, --level)"
+    for k, level in enumerate(cluster.levels):
+        lost = [host.name for host in cluster.hosts if not host.domains[k]]
+        if lost:
+            yield f"{len(lost)} hosts have no {level}: {shortened(lost)}"
 
 
 def _counts(state: ClusterState) -> str:
@@ -192,7 +210,7 @@ def _counts(state: ClusterState) -> str:
 
 
 def _placeholders(state: ClusterState) -> Iterator[str]:
-    """Types of hosts on which unknown ids make bandwidths uncertain."""
+    """Describe types of hosts on which unknown ids make bandwidths uncertain."""
     cluster = state.cluster
     for t in range(len(cluster.types) if state.unknown else 0):
         links = {link for row in cluster.types[t].links or () for link in row}
@@ -203,7 +221,7 @@ def _placeholders(state: ClusterState) -> Iterator[str]:
 
 
 def _map(state: ClusterState, marked: set[int]) -> Iterator[str]:
-    """A character a GPU; machines of a domain in lines that begin with the first one's name."""
+    """Draw one character per GPU; a line has machines of one domain, named by the first."""
     cluster = state.cluster
     sign = {gpu: "#" for job in state.jobs for gpu in job.gpus}
     sign |= dict.fromkeys(state.free, ".") | dict.fromkeys(state.down, "x")
@@ -222,7 +240,7 @@ def _map(state: ClusterState, marked: set[int]) -> Iterator[str]:
 
 
 def render(cluster: Cluster) -> Group:
-    """What ``optsched topology show`` prints; names appear as they are, never as markup."""
+    """Return the tables of ``optsched topology show``; names are data, never markup."""
     from rich.console import Group
 
     title = Text(one_line(cluster.name) or "cluster", style="bold")
@@ -237,7 +255,7 @@ def render(cluster: Cluster) -> Group:
 
 
 def _sizes(cluster: Cluster) -> str:
-    """``2 hosts of 36 machines, 144 GPUs``."""
+    """Format ``2 hosts of 36 machines, 144 GPUs``."""
     machines = sum(max(1, len(host.machines)) for host in cluster.hosts)
     of = f" of {machines} machines" * (machines > cluster.n_hosts)
     return f"{cluster.n_hosts} hosts{of}, {cluster.n_gpus} GPUs"
@@ -246,20 +264,17 @@ def _sizes(cluster: Cluster) -> str:
 def _types(cluster: Cluster) -> Table:
     heads = ("type", "hosts", "GPUs", "network", "NUMA", "links", "within a host")
     hosts = Counter(cluster.type_of)
-    rows = [
-        (kind.name, str(hosts[t]), str(kind.gpus), f"{kind.nics} x {_rate(kind)}",
-         "+".join(str(len(group)) for group in kind.numa), _summary(kind), _within(kind))
-        for t, kind in enumerate(cluster.types)
-    ]  # fmt: skip
+    rows = []
+    for t, kind in enumerate(cluster.types):
+        rate = "unknown" if kind.nic_rate is None else f"{kind.nic_rate:g} GB/s"
+        numa = "+".join(str(len(group)) for group in kind.numa)
+        rows.append((kind.name, str(hosts[t]), str(kind.gpus), f"{kind.nics} x {rate}", numa,
+                     _pairs(kind), _within(kind)))  # fmt: skip
     return table(heads, rows, left=(0, 3, 4, 5, 6))
 
 
-def _rate(kind: HostType) -> str:
-    return "unknown" if kind.nic_rate is None else f"{kind.nic_rate:g} GB/s"
-
-
-def _summary(kind: HostType) -> str:
-    """``28 NV18``, or ``4 NV4, 8 PXB, 16 SYS``: pairs by their way."""
+def _pairs(kind: HostType) -> str:
+    """Count pairs of GPUs by link: ``28 NV18``, or ``4 NV4, 8 PXB, 16 SYS``."""
     if kind.links is None:
         return "unknown"
     pairs = Counter(kind.links[i][k] for i in range(kind.gpus) for k in range(i))
@@ -311,7 +326,7 @@ def _domains(cluster: Cluster) -> Table:
 
 
 def _hosts(cluster: Cluster) -> Table:
-    """Neighbouring hosts of one type and place share a row."""
+    """Return a table with a row per run of hosts of one type and place."""
     heads = ("hosts", "number", "type", *cluster.levels)
     rows = []
     alike = groupby(cluster.hosts, lambda h: (h.type, h.domains, h.name * bool(h.machines)))

@@ -1,4 +1,4 @@
-"""``optsched warmup``, ``version``: compile every kernel; which version this is."""
+"""``optsched warmup`` and ``version``."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from optsched.cli.options import option
 
 
 def warmup(
-    cache_dir: Annotated[Path | None, option("Put them here, for NUMBA_CACHE_DIR.")] = None,
+    cache_dir: Annotated[Path | None, option("Folder, to be used as NUMBA_CACHE_DIR.")] = None,
 ) -> None:
-    """Compile all kernels and rules of policies on all cores; what is compiled stays on disk."""
+    """Compile all kernels and rules of policies on all cores and keep them on disk.
+
+    Example: optsched warmup --cache-dir /var/cache/optsched
+    """
     from optsched.errors import InputError
 
     if cache_dir is not None:
@@ -33,12 +36,12 @@ def warmup(
 
     if folder() is None:
         raise InputError("there is no folder for compiled kernels that can be written")
-    begin, (wanted, failed) = perf_counter(), all_entries()
+    begin, (entries, failed) = perf_counter(), all_entries()
     with Bar() as bar:
-        compile_all(wanted, available_cores(), bar.task("compiling kernels", len(wanted)))
+        compile_all(entries, available_cores(), bar.task("compiling kernels", len(entries)))
     for reason in failed:
         print(f"not loaded: {reason}")
-    print(f"{len(wanted)} kernels in {folder()}: {perf_counter() - begin:.1f} s")
+    print(f"{len(entries)} kernels in {folder()}: {perf_counter() - begin:.1f} s")
     from optsched.cluster.policies import NAMED
 
     begin = perf_counter()
@@ -49,14 +52,17 @@ def warmup(
 
 
 def _compile_rule(name: str) -> None:
-    """Have the rule of a policy, with its default options, on disk."""
+    """Compile the rule of a policy with its default options."""
     from optsched.cluster import Nodes, simulate, synthetic
 
     simulate(synthetic(2), name, Nodes(1))
 
 
 def version() -> None:
-    """Print the version."""
+    """Print the version.
+
+    Example: optsched version
+    """
     from optsched.version import __version__
 
     print(__version__)

@@ -85,7 +85,7 @@ def test_convert_refuses(cli: Cli) -> None:
     assert cli("convert", "twice.json", "twice.txt").code == 0
     assert cli("convert", "twice.txt", "back.json", "--reentrant").code == 0
     assert optsched.JobShop.read("back.json").sha256 == optsched.JobShop.read("twice.json").sha256
-    assert "its ending tells no format" in cli.refused("convert", "shop.txt", "out.dat")
+    assert "its ending names no format" in cli.refused("convert", "shop.txt", "out.dat")
     assert cli.refused("convert", "shop.txt", "x.txt", "--to", "x").startswith("to: expected one")
     assert cli.refused("convert", "shop.txt", "x.txt", "--from", "x").startswith("from: expected")
     assert "shop.txt:" in cli.refused("convert", "shop.txt", "x.json", "--from", "taillard")

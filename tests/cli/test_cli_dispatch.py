@@ -117,8 +117,8 @@ def test_impossible(site: Cli) -> None:
     ("words", "said"),
     [
         (("--gpus", "0"), "gpus: expected an integer"),
-        ((), "gpus: how many?"),
-        (("--gpus", "4", "--stream"), "request: the requests say how many"),
+        ((), "gpus: missing; give"),
+        (("--gpus", "4", "--stream"), "request: the requests have the numbers"),
         (("--gpus", "4", "--policy", "balance=odd"), "balance: expected one of free, even, exact"),
         (("--gpus", "4", "--tolerance", "x%"), "tolerance: expected a share"),
         (("--gpus", "4", "--traffic", "rush"), "traffic: expected one of"),

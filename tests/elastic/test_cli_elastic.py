@@ -108,8 +108,8 @@ def test_bad_jobs(cli: Cli, text: str, says: str) -> None:
     [
         ((), "jobs: name a file JOBS.toml, or give --demo"),
         (("none.toml", "--slots", 2), "none.toml: no such file"),
-        (("jobs.toml", "--demo"), "demo: it has jobs of its own"),
-        (("jobs.toml",), "slots: how many workers"),
+        (("jobs.toml", "--demo"), "demo: has jobs already"),
+        (("jobs.toml",), "slots: missing"),
         (("jobs.toml", "--devices", "tpu"), 'devices: expected cpu, got "tpu"'),
         (("jobs.toml", "--slots", 2, "--devices", "cpu"), "devices: expected 2"),
         (("jobs.toml", "--slots", 2, "--policy", "fifo,las"), "policy: expected one"),
@@ -136,7 +136,7 @@ def test_interrupted(cli: Cli) -> None:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
-    assert err == "interrupted: go on with --folder kept --resume\n"
+    assert err == "interrupted: continue with --folder kept --resume\n"
     assert "0 of 1 job ended" in out and "p.html is not written" in out
     assert optsched.verify(optsched.Schedule.read("h.schedule.json")) == []
     document = json.loads(Path("m.json").read_bytes())
