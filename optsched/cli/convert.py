@@ -105,10 +105,9 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
     if target == "document":
         target = type(problem).__name__.lower()
     with placed(f"{name}: "):
-        content = (
-            _document(problem, target) if target in DOCUMENTS else written(problem, target).encode()
-        )
-    if target in DOCUMENTS:
+        native = target in DOCUMENTS
+        content = _document(problem, target) if native else written(problem, target).encode()
+    if native:
         again = read_problem.from_tree(parse(content.decode(), name), name)
     elif readers()[target].holds:
         return content, []

@@ -44,9 +44,7 @@ def dispatch(
     as_json: AsJson = False,
     hostfile: Annotated[bool, option("Print a hostfile in rank order.", "--hostfile")] = False,
     output: OptionalOutput = None,
-    stream: Annotated[
-        bool, option("Answer JSON requests, one a line of stdin.", "--stream")
-    ] = False,
+    stream: Annotated[bool, option("Answer JSON lines of stdin.", "--stream")] = False,
     request: Annotated[
         list[str] | None,
         option("A line of --stream, such as '{\"scores\": 8}'; repeat. -o writes the state after."),

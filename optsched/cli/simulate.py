@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from optsched.cli import options
+from optsched.cli import options  # noqa: TC001 (typer reads the annotations)
 from optsched.cli.options import argument, option, options_of, words
 from optsched.cli.output import RunOutputs
 from optsched.cli.progress import FIRST_AFTER, Bar

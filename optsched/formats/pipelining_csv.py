@@ -1,8 +1,8 @@
 """PyTorch's pipelining CSV: the order of blocks on every rank, one row a rank.
 
 The format of `_PipelineScheduleRuntime._load_csv` of `torch.distributed.pipelining`. A cell is
-``<stage><F|B|I|W><micro-batch>``, an empty cell is idle; with ``format="compute_comms"`` also
-``<stage><SEND|RECV>_<F|B><micro-batch>``. The file holds no times: a job gives them back.
+``<stage><F|B|I|W><micro-batch>``, an empty cell is idle. The file holds no times: a job gives them
+back.
 """
 
 from __future__ import annotations
@@ -25,31 +25,32 @@ from optsched.model.schedule import Arcs, Csr, IntArray, Resource, Schedule
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
 
     from optsched.model.schedule import Problem
     from optsched.problems.jobarray.problem import JobArray
 
 KINDS: Final = ("F", "B", "I", "W")
 
-_BLOCK: Final = re.compile(r"(0|[1-9][0-9]{0,6})([FBIW]|(?:SEND|RECV)_[FB])(0|[1-9][0-9]{0,6})")
+_BLOCK: Final = re.compile(r"(0|[1-9][0-9]{0,6})([FBIW])(0|[1-9][0-9]{0,6})")
 _OVERLAP: Final = re.compile(r"\(([0-9]+F[0-9]+);([0-9]+[BI][0-9]+)\)OVERLAP_F_B")
-_SHARDING: Final = re.compile(r"(0|[1-9][0-9]{0,6})(UNSHARD|RESHARD|REDUCE_GRAD)")
+_IGNORED: Final = re.compile(r"[0-9]+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB][0-9]+)")
+"""Cells of ``format="compute_comms"`` that torch derives from the blocks."""
+
 _ANY: Final = re.compile(r"(?:^|[,\n])\s*\(?[0-9]+[A-Z]")
 
-IMPLICIT: Final = ("R", "U", "end")  # without a cell: torch's runtime does them by itself
+IMPLICIT: Final = ("R", "U", "end")  # kinds without a cell: torch's runtime adds them
 _COMPLETE: Final = (["B", "F"], ["F", "I", "W"])
 
 
 class Block(NamedTuple):
-    """Content of a cell: a forward, backward, input- or weight-gradient block, or a message."""
+    """Content of a cell: a forward, backward, input- or weight-gradient block."""
 
     kind: str
     stage: int
     microbatch: int
 
     def __str__(self) -> str:
-        return f"{self.stage}{self.kind}{self.microbatch if self.microbatch >= 0 else ''}"
+        return f"{self.stage}{self.kind}{self.microbatch}"
 
 
 class Cell(NamedTuple):
@@ -59,13 +60,13 @@ class Cell(NamedTuple):
     place: str
 
 
-def write(schedule: Schedule, path: str | os.PathLike[str], **form: bool) -> None:
-    """Write the orders of a schedule (whole file or nothing); options are those of `to_csv`."""
-    write_atomic(path, to_csv(schedule, **form))
+def write(schedule: Schedule, path: str | os.PathLike[str], *, compact: bool = False) -> None:
+    """Write the orders of a schedule, whole file or nothing; see `to_csv`."""
+    write_atomic(path, to_csv(schedule, compact=compact))
 
 
-def to_csv(schedule: Schedule, *, compact: bool = False, communication: bool = False) -> str:
-    """The orders of a one-job schedule, one row a rank.
+def to_csv(schedule: Schedule, *, compact: bool = False) -> str:
+    """Return the orders of a one-job schedule, one row a rank.
 
     Micro-batches are numbered as the last stage runs them, because torch keeps losses by arrival.
     R, U and ``end`` are left out.
@@ -73,32 +74,21 @@ def to_csv(schedule: Schedule, *, compact: bool = False, communication: bool = F
     Parameters
     ----------
     compact
-        Without idle cells. By default a block stands in a later column than those it waits for:
+        Without idle cells. By default a block stands in a later column than its inputs:
         `PipelineScheduleMulti` works column by column and computes wrong gradients otherwise.
-    communication
-        With SEND and RECV, for ``_load_csv(..., format="compute_comms")``, without idle cells. A
-        message is sent behind the block that makes it; its RECV stands before the block that runs
-        when it is sent, by the times and lags of the schedule, and not before. REDUCE_GRAD, by
-        which torch divides gradients by the number of micro-batches, ends a stage.
 
-    Refuses what torch would reject: several jobs, a period, a stage on two ranks, a rank without
-    blocks, a missing or doubled block; `CyclicOrder` for orders that deadlock.
+    Raises
+    ------
+    InputError
+        What torch would reject: several jobs, a period, a stage on two ranks, a rank without
+        blocks, a missing or doubled block; `CyclicOrder` for orders that deadlock.
     """
     rows = _orders(schedule)
     last = max(block.stage for row in rows for block in row)
     _check_torch(schedule, rows, last)
     columns = iter(_columns(schedule, rows, last).tolist())
-    if communication:
-        level = {block: next(columns) for row in rows for block in row}
-        rows = _with_messages(schedule, rows, level)
     arrival = [b.microbatch for row in rows for b in row if (b.kind, b.stage) == ("F", last)]
     label = {m: k for k, m in enumerate(arrival)}
-    if communication:
-        named = (
-            [str(b._replace(microbatch=label.get(b.microbatch, -1))) for b in _with_sharding(row)]
-            for row in rows
-        )
-        return "".join(",".join(row) + "\n" for row in named)
     placed = [{next(columns): f"{v}{kind}{label[m]}" for kind, v, m in row} for row in rows]
     width = 1 + max(max(row) for row in placed)
     return "".join(
@@ -133,7 +123,7 @@ def _orders(schedule: Schedule) -> list[list[Block]]:
 
 
 def _check_torch(schedule: Schedule, rows: list[list[Block]], last: int) -> None:
-    """Every stage runs on one rank: F and B, or F, I and W, of every micro-batch, once."""
+    """Check that every stage runs F and B, or F, I and W, of every micro-batch on one rank."""
     rank_of: dict[int, int] = {}
     kinds: dict[tuple[int, int], list[str]] = {}
     for r, row in enumerate(rows):
@@ -156,7 +146,7 @@ def _check_torch(schedule: Schedule, rows: list[list[Block]], last: int) -> None
 
 
 def _columns(schedule: Schedule, rows: list[list[Block]], last: int) -> IntArray:
-    """Least columns, row by row: the longest path if every block takes one column."""
+    """Return the least columns, row by row: longest paths of blocks of length one."""
     blocks = [block for row in rows for block in row]
     number = {block: i for i, block in enumerate(blocks)}
     arcs = [
@@ -181,78 +171,12 @@ def _columns(schedule: Schedule, rows: list[list[Block]], last: int) -> IntArray
 
 
 def _inputs(block: Block, last: int) -> list[Block]:
-    """Blocks that torch's runtime waits for before this one, if they exist."""
+    """Return the inputs of a block in torch's runtime; some may not exist."""
     kind, v, m = block
     if kind in "FW":
         return [Block("F", v - 1, m) if kind == "F" else Block("I", v, m)]
     ahead = [Block("B", v + 1, m), Block("I", v + 1, m)] if v < last else []
     return [Block("F", v, m), *ahead]
-
-
-def _with_messages(
-    schedule: Schedule, rows: list[list[Block]], level: dict[Block, int]
-) -> list[list[Block]]:
-    """The rows with SEND and RECV between them.
-
-    All ranks have their messages in one global order, that of the times at which they are sent
-    (then of the columns). So the first message that is not complete can always be completed: no
-    deadlock, even if SEND waits for RECV.
-    """
-    if schedule.start is None:
-        raise InputError("SEND and RECV need times, this schedule has none")
-    labels = np.array([schedule.kind, schedule.stage, schedule.microbatch], object).T.tolist()
-    end = dict(zip(map(Block._make, labels), schedule.end.tolist(), strict=True))
-    rank_of = {block.stage: r for r, row in enumerate(rows) for block in row}
-    messages = [(block, pair) for row in rows for block in row
-                if (pair := _message(block, rank_of)) is not None]  # fmt: skip
-    pending = {pair[1] for _, pair in messages}  # receives that have no place yet
-    found: list[list[Block]] = [[] for _ in rows]
-    done = [0] * len(rows)
-
-    def emit(rank: int, time: int) -> None:
-        """Append the blocks that have ended by a time and have what they receive."""
-        for block in rows[rank][done[rank] :]:
-            if end[block] > time or _receive(block) in pending:
-                return
-            found[rank].append(block)
-            done[rank] += 1
-
-    for block, (send, receive) in sorted(messages, key=lambda m: (end[m[0]], level[m[0]], m)):
-        source, target = rank_of[send.stage], rank_of[receive.stage]
-        emit(source, end[block])
-        found[source].append(send)
-        emit(target, end[block])
-        found[target].append(receive)
-        pending.remove(receive)
-    return [row + rows[r][done[r] :] for r, row in enumerate(found)]
-
-
-def _with_sharding(row: list[Block]) -> list[Block]:
-    """The row with UNSHARD before a stage's first block, REDUCE_GRAD and RESHARD at its end."""
-    last = {block.stage: block for block in row}
-    seen, found = set[int](), list[Block]()
-    for block in row:
-        v = block.stage
-        found += [block] if v in seen else [Block("UNSHARD", v, -1), block]
-        seen.add(v)
-        if block == last[v]:
-            found += [Block("REDUCE_GRAD", v, -1), Block("RESHARD", v, -1)]
-    return found
-
-
-def _message(block: Block, rank_of: Mapping[int, int]) -> tuple[Block, Block] | None:
-    """SEND and RECV of the output of a block; None if it stays on its rank."""
-    kind, v, m = block
-    to = {"F": v + 1, "B": v - 1, "I": v - 1}.get(kind, -1)
-    if to not in rank_of or rank_of[to] == rank_of[v]:
-        return None
-    name = "F" if kind == "F" else "B"
-    return Block(f"SEND_{name}", v, m), Block(f"RECV_{name}", to, m)
-
-
-def _receive(block: Block) -> Block:
-    """The RECV that a block would wait for."""
-    return block._replace(kind="RECV_F" if block.kind == "F" else "RECV_B")
 
 
 def read(path: str | os.PathLike[str], job: JobArray) -> Schedule:
@@ -261,31 +185,30 @@ def read(path: str | os.PathLike[str], job: JobArray) -> Schedule:
 
 
 def from_text(text: str, name: str, job: JobArray) -> Schedule:
-    """The schedule of a job under the orders of a CSV: every block starts as early as they allow.
+    """Return the schedule of a job under the orders of a CSV: every block starts when it can.
 
     Memory is not checked: `optsched.verify` does.
 
     Parameters
     ----------
     text
-        The CSV. In a job with weight blocks a cell B is I, then W. Cells SEND and RECV are checked:
-        each message once, in one order per direction, and without deadlock. UNSHARD, RESHARD and
-        REDUCE_GRAD are skipped.
+        The CSV. In a job with weight blocks a cell B is I, then W. Cells of communication and of
+        sharding, which torch derives from the blocks, are ignored.
     job
-        One job, makespan. Its R go directly before their gradient blocks, its U behind the last
+        One job, makespan. Its R go directly before their gradient blocks, its U after the last
         gradient block of their stage (``update_mode="global"``: to the end of the row).
 
-    Refuses, with ``file:row:cell``, what is no block, and a block that the job does not have or has
-    elsewhere, or that is there twice or not at all.
+    Raises
+    ------
+    InputError
+        With ``file:row:cell``: an invalid cell, or a block that the job does not have or has
+        elsewhere, or that is doubled or missing.
     """
     if job.n_jobs != 1:
         raise InputError(f"{name}: holds one job, but {job.n_jobs} are given (try subset([0]))")
     if job.objective != "makespan":
         raise InputError(f'{name}: holds one iteration: take job.with_objective("makespan")')
-    cells = cells_of(text, name)
-    if any(cell.block.kind not in KINDS for row in cells for cell in row):
-        _check_messages([[c for c in row if c.block.microbatch >= 0] for row in cells], name)
-    rows = [_in_kinds_of(job, [c for c in row if c.block.kind in KINDS]) for row in cells]
+    rows = [_in_kinds_of(job, row) for row in cells_of(text, name)]
     if len(rows) != job.n_devices:
         raise InputError(
             f"{name}: has {len(rows)} rows, one per rank, but the job has {job.n_devices} devices"
@@ -302,49 +225,8 @@ def from_text(text: str, name: str, job: JobArray) -> Schedule:
         raise CyclicOrder(f"{name}: {error}", error.cycle) from None
 
 
-def _check_messages(rows: list[list[Cell]], name: str) -> None:
-    """Refuse messages that no block needs, doubled messages, and ranks that wait for ever.
-
-    A channel delivers in the order of its SENDs, and a block needs its RECV.
-    """
-    rank_of = {c.block.stage: r for r, row in enumerate(rows) for c in row if c.block.kind in KINDS}
-    pairs = {block: pair for row in rows for block, _ in row
-             if block.kind in KINDS and (pair := _message(block, rank_of))}  # fmt: skip
-    maker, sent = {pair[0]: block for block, pair in pairs.items()}, {p[1] for p in pairs.values()}
-    seen = set[Block]()
-    for block, place in (cell for row in rows for cell in row if cell.block.kind not in KINDS):
-        if block in seen or (block not in sent and block not in maker):
-            reason = "is there twice" if block in seen else "belongs to no block of the file"
-            raise InputError(f"{place}: {block} {reason}")
-        seen.add(block)
-    channels: dict[tuple[int, int], list[Block]] = {}
-    at, ran = [0] * len(rows), set[Block]()
-
-    def runs(rank: int, block: Block) -> bool:
-        if block.kind in KINDS:
-            return block.kind == "W" or _receive(block) not in sent or _receive(block) in ran
-        if block in maker:
-            receive = pairs[maker[block]][1]
-            if maker[block] in ran:
-                channels.setdefault((rank, rank_of[receive.stage]), []).append(receive)
-            return maker[block] in ran
-        source = rank_of[block.stage + (1 if block.kind == "RECV_B" else -1)]
-        queue = channels.get((source, rank), [])
-        return queue[:1] == [block] and bool(queue.pop(0))
-
-    moved = True
-    while moved:
-        moved = False
-        for rank, row in enumerate(rows):
-            while at[rank] < len(row) and runs(rank, row[at[rank]].block):
-                ran.add(row[at[rank]].block)
-                at[rank], moved = at[rank] + 1, True
-    if stuck := [str(row[k].block) for row, k in zip(rows, at, strict=True) if k < len(row)]:
-        raise InputError(f"{name}: the ranks wait for ever at {', '.join(stuck)}")
-
-
 def _in_kinds_of(job: JobArray, row: list[Cell]) -> list[Cell]:
-    """A row in which the whole backward B of a job with weight blocks is I, then W."""
+    """Replace B by I, then W, if the job has weight blocks."""
     if job.weight is None:
         return row
     return [
@@ -355,7 +237,7 @@ def _in_kinds_of(job: JobArray, row: list[Cell]) -> list[Cell]:
 
 
 def _numbers(graph: Schedule) -> dict[Block, int]:
-    """The operation of every block, R, U and ``end`` included."""
+    """Return the operation of every block, R, U and ``end`` included."""
     labels = (graph.kind.tolist(), graph.stage.tolist(), graph.microbatch.tolist())
     return {Block(*label): i for i, label in enumerate(zip(*labels, strict=True))}
 
@@ -363,14 +245,14 @@ def _numbers(graph: Schedule) -> dict[Block, int]:
 def _check(
     rows: list[list[Cell]], name: str, job: JobArray, graph: Schedule, number: dict[Block, int]
 ) -> None:
-    """Every block of the job once, on its device, and in an order that the job allows."""
+    """Check that every block runs once, on its device, in an order that the job allows."""
     resource = graph.single_resource.tolist()
     seen: dict[Block, str] = {}
     previous: dict[tuple[str, int], Block] = {}
     for rank, row in enumerate(rows):
         for block, place in row:
             if block not in number:
-                raise InputError(f"{place}: {block}: {_why_unknown(block, job)}")
+                raise InputError(f"{place}: {block}: {_unknown(block, job)}")
             if block in seen:
                 raise InputError(f"{place}: {block} is already at {seen[block]}")
             seen[block] = place
@@ -393,7 +275,7 @@ def _check(
             )
 
 
-def _why_unknown(block: Block, job: JobArray) -> str:
+def _unknown(block: Block, job: JobArray) -> str:
     if block.stage >= job.n_stages:
         return f"there is no stage {block.stage}, the job has {job.n_stages}"
     if block.microbatch >= job.micro_batches[0]:
@@ -402,7 +284,7 @@ def _why_unknown(block: Block, job: JobArray) -> str:
 
 
 def _place_of(rows: list[list[Cell]], job: JobArray) -> str:
-    """The `place` that would fit the file, if one does."""
+    """Suggest the `place` that fits the file, if there is one."""
     ranks = {(cell.block.stage, rank) for rank, row in enumerate(rows) for cell in row}
     rank_of = dict(sorted(ranks))
     if len(ranks) != len(rank_of) or [*rank_of] != [*range(job.n_stages)]:
@@ -411,7 +293,7 @@ def _place_of(rows: list[list[Cell]], job: JobArray) -> str:
 
 
 def _with_implicit_blocks(row: list[Block], number: dict[Block, int], job: JobArray) -> list[int]:
-    """Operations of one rank: R before its gradient block, U behind the last of its stage."""
+    """Return operations of one rank: R before its gradient block, U after the last one."""
     last = {block.stage: block for block in row if block.kind != "F"}
     order: list[int] = []
     end: list[int] = []
@@ -427,7 +309,7 @@ def _with_implicit_blocks(row: list[Block], number: dict[Block, int], job: JobAr
 
 
 def cells_of(text: str, name: str) -> list[list[Cell]]:
-    """The blocks of every rank in order; idle cells are left out.
+    """Parse the blocks of every rank in order; idle and ignored cells are left out.
 
     A cell ``(0F4;7B0)OVERLAP_F_B`` gives F, then B.
     """
@@ -436,7 +318,7 @@ def cells_of(text: str, name: str) -> list[list[Cell]]:
         row = [
             Cell(block, f"{place}:{k}")
             for k, cell in enumerate(cells, 1)
-            if cell
+            if cell and not _IGNORED.fullmatch(cell)
             for block in _blocks(cell, f"{place}:{k}")
         ]
         if not row:
@@ -449,18 +331,14 @@ def cells_of(text: str, name: str) -> list[list[Cell]]:
 
 def _blocks(cell: str, place: str) -> list[Block]:
     overlap = _OVERLAP.fullmatch(cell)
-    return [_block(part, place) for part in (overlap.groups() if overlap else (cell,))]
-
-
-def _block(cell: str, place: str) -> Block:
-    if found := _BLOCK.fullmatch(cell):
-        stage, kind, microbatch = found.groups()
-        return Block(kind, int(stage), int(microbatch))
-    if found := _SHARDING.fullmatch(cell):
-        return Block(found[2], int(found[1]), -1)
-    raise InputError(
-        f"{place}: expected <stage><F|B|I|W><micro-batch> such as 0F0, got {format_json(cell)}"
-    )
+    found = []
+    for part in overlap.groups() if overlap else (cell,):
+        block = _BLOCK.fullmatch(part)
+        if block is None:
+            what = "<stage><F|B|I|W><micro-batch> such as 0F0"
+            raise InputError(f"{place}: expected {what}, got {format_json(part)}")
+        found.append(Block(block[2], int(block[1]), int(block[3])))
+    return found
 
 
 def _recognises(source: Source) -> bool:

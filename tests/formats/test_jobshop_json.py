@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_hostile_documents import changed, without
 
-from optsched import Arcs, JobArray, JobShop, Resource, Schedule
+from optsched import Arcs, JobShop, Resource, Schedule
 from optsched.errors import InputError
-from optsched.formats import shop_json
 from optsched.formats.read_problem import read_problem
 from optsched.io.strict_json import parse
 from optsched.problems.jobshop import document
@@ -87,22 +86,6 @@ def test_schedule_documents(tmp_path: Path) -> None:
     assert JobShop.read(path) == TOY
 
 
-def test_job_array_documents(tmp_path: Path) -> None:
-    """A job array is read as such, and refused where a job shop is asked for."""
-    array = JobArray([[1, 2]], [[3, 4]], name="a")  # type: ignore[arg-type]
-    path = tmp_path / "a.jobarray.json"
-    array.write(path)
-    assert read_problem(path) == array
-    with pytest.raises(InputError, match="expected a job shop, got a JobArray"):
-        JobShop.read(path)
-
-
-def test_ragged_rows() -> None:
-    """Jobs of any number of operations."""
-    ragged = {"name": "", "duration_matrix": [[3, 2, 9], [4]], "machines_matrix": [[0, 1, 0], [1]]}
-    assert shop_json.from_job_shop_lib(ragged, "f").jobs == (((0, 3), (1, 2), (0, 9)), ((1, 4),))
-
-
 # graphs that are no job shop
 
 
@@ -115,9 +98,7 @@ def graph_with(**fields: Any) -> Schedule:
     ("graph", "message"),
     [
         (graph_with(op_resources=[[0], [1], [1], [0, 1]]), r"operations\[3\] needs 2 resources"),
-        (graph_with(op_resources=[[0], [1], [], [0]]), r"operations\[2\] needs 0 resources"),
         (graph_with(arcs=Arcs.of([(0, 1, 5), (2, 3)])), "arcs"),
-        (graph_with(arcs=Arcs.of([(0, 1)])), "arcs"),
         (graph_with(arcs=Arcs.of([(0, 1), (2, 3), (0, 3)])), "arcs"),
         (graph_with(setup_in=[1, 0, 0, 0]), "setup_in"),
         (graph_with(family=[0, 0, 1, 1]), "family"),
@@ -125,7 +106,6 @@ def graph_with(**fields: Any) -> Schedule:
         (graph_with(release=[0, 5, 0, 0]), "release"),
         (graph_with(deadline=[5] * 4), "deadline"),
         (graph_with(kind=["F", "", "", ""]), "kind"),
-        (graph_with(job=[1, 1, 2, 2]), "not sorted by jobs"),
         (graph_with(job=[0, 1, 0, 1]), "not sorted by jobs"),
         (graph_with(resources=(Resource("a", 9), Resource("b"))), r"resources \(memory\)"),
         (graph_with(period=99), "period"),
@@ -155,16 +135,11 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ),
     (without(OURS, ["jobs"]), 'field "jobs" is missing|field `?jobs'),
     (changed(OURS, ["jobs"], []), "jobs: expected a list of length >= 1"),
-    (changed(OURS, ["machines"], []), "machines: expected a list of length >= 1"),
     (changed(OURS, ["machines"], ["a", "a"]), r'machines\[1\]: "a" is also the name of machine 0'),
-    (changed(OURS, ["extra"], 1), 'unknown field "extra"'),
     (changed(OURS, ["jobs", 1, "due"], 1), r'jobs\[1\]: unknown field "due"'),
     (changed(OURS, ["jobs", 1, "operations"], []), r"jobs\[1\].operations: expected a list of"),
     (changed(OURS, DUR, -3), r"jobs\[0\].operations\[1\]\[1\]: expected an integer >= 0, got -3"),
     (changed(OURS, DUR, 3.0), r"jobs\[0\].operations\[1\]\[1\]: expected an integer, got 3.0"),
-    (changed(OURS, DUR, True), r"expected an integer, got true"),
-    (changed(OURS, DUR, "3"), r'expected an integer, got "3"'),
-    (changed(OURS, DUR, None), r"expected an integer, got null"),
     (changed(OURS, DUR, 10**30), r"jobs\[0\].operations\[1\]\[1\]: expected an integer"),
     (changed(OURS, DUR[:-1], [1]), r"jobs\[0\].operations\[1\]: expected a list of length 2"),
     (changed(OURS, [*DUR[:-1], 0], 2), r"operations\[1\]\[0\]: .*0..1, got 2 \(machines are 0-b"),
@@ -173,8 +148,6 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     (changed(OURS, DUR, 2**53), r"^f: jobs: .*add up to"),
     (changed(OURS, ["name"], "x" * 201), "name: longer than 200"),
     (without(LIB, ["name"]), 'field "name" is missing'),
-    (without(LIB, ["machines_matrix"]), 'field "machines_matrix" is missing'),
-    (changed(LIB, ["extra"], 1), 'unknown field "extra"'),
     (changed(LIB, ["duration_matrix", 1, 0], 4.5), r"duration_matrix\[1\]\[0\]: .*got 4.5"),
     (changed(LIB, ["duration_matrix", 1], [4]), r"machines_matrix\[1\]: expected 1 values"),
     (without(LIB, ["duration_matrix", 1]), r"machines_matrix: expected 1 rows"),
@@ -185,9 +158,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     (changed(LIB, ["machines_matrix", 1, 0], 10**9), r"jobs\[1\]\[0\]: machine: .*got 1000000000"),
     (changed(LIB, ["duration_matrix"], []), "duration_matrix: expected a list of length >= 1"),
     ({"foo": 1}, "no known keys.*readable are optsched.jobshop/1, optsched.jobarray/1"),
-    ({}, "no known keys.*readable are"),
     ({"format": "optsched.teapot/1"}, 'format "optsched.teapot/1".*readable are'),
-    ({"format": 7, "data": []}, "format 7.*readable are"),
 ]
 
 
@@ -212,11 +183,3 @@ def test_hostile_documents(text: str, message: str, tmp_path: Path) -> None:
         read_problem(path)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(f"{path}:")
-
-
-def test_truncated_documents_are_noticed() -> None:
-    """A document cut anywhere before its last brace is refused."""
-    text = document.to_json(TOY).decode()
-    for end in range(len(text.rstrip())):
-        with pytest.raises(InputError):
-            document.from_tree(parse(text[:end], "f"), "f")

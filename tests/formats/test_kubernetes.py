@@ -9,13 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import optsched
 from optsched.errors import InputError
 from optsched.formats.kubernetes import (
     Gang,
     Options,
     manifest,
-    of_plan,
     pods_of,
 )
 
@@ -215,14 +213,3 @@ def test_refused(make: Any, said: str) -> None:
     with pytest.raises(InputError) as error:
         make()
     assert said in str(error.value) and "\n" not in str(error.value)
-
-
-def test_of_a_plan_with_types() -> None:
-    """Without nodes nothing can be pinned; the minimum is the smallest of any type."""
-    plan = optsched.QuotaPlan(
-        [optsched.QuotaJob("j", sizes={"a": [2, 4], "b": [3]}, utility={"a": [1, 5], "b": [2]})],
-        budget={"a": 4, "b": 3},
-    )
-    schedule = optsched.solve(plan).schedule
-    assert schedule is not None
-    assert of_plan(plan, schedule) == [Gang("j", 4, 2, {})]

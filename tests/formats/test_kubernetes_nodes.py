@@ -62,25 +62,18 @@ WHOLE: dict[str, Callable[[str, int], Any]] = {
 }  # fmt: skip
 LEFT_OUT: dict[str, tuple[dict[str, int], dict[str, str], str]] = {
     "MIG": ({GPU: 7}, {PRODUCT: "A100-MIG-1g.5gb"}, f"label {PRODUCT}=A100-MIG-1g.5gb"),
-    "MIG shared": ({GPU: 14}, {PRODUCT: "A100-MIG-1g.5gb-SHARED", REPLICAS: "2"}, "A100-MIG-1g"),
     "MIG config": (
         {GPU: 7},
         {"nvidia.com/mig.config": "all-1g.5gb"},
         "label nvidia.com/mig.config",
     ),
     "MIG alone": ({GPU: 0, MIG: 7}, {"nvidia.com/mig.strategy": "mixed"}, f"resource {MIG}"),
-    "MIG renamed": ({MIG + ".shared": 14}, {REPLICAS: "2"}, f"resource {MIG}.shared"),
-    "GKE part": ({GPU: 7}, {"cloud.google.com/gke-gpu-partition-size": "1g.5gb"}, "partition-size"),
     "CPX": ({"amd.com/gpu": 64}, {"amd.com/gpu.compute-memory-partition": "cpx_nps4"}, "cpx_nps4"),
-    "CPX alone": ({"amd.com/cpx_nps4": 64}, {}, "resource amd.com/cpx_nps4"),
     "by how many": ({GPU: 8}, {PRODUCT: "A100-SHARED"}, f"label {PRODUCT}=A100-SHARED"),
     "strategy": ({GPU: 8}, {"nvidia.com/gpu.sharing-strategy": "mps"}, "sharing-strategy=mps"),
     "renamed": ({SHARED: 8}, {}, f"resource {SHARED}"),
-    "no number": ({GPU: 8}, {REPLICAS: "many"}, f"label {REPLICAS}=many"),
-    "none": ({GPU: 8}, {REPLICAS: "0"}, f"label {REPLICAS}=0"),
     "no multiple": ({GPU: 8}, {REPLICAS: "3"}, f"8 {GPU} are not a multiple of label {REPLICAS}=3"),
     "count": ({GPU: 10}, {"nvidia.com/gpu.count": "1"}, "label nvidia.com/gpu.count=1"),
-    "one lost": ({GPU: 7}, {"nvidia.com/gpu.count": "8"}, "label nvidia.com/gpu.count=8"),
     "not yet shared": ({GPU: 4}, {REPLICAS: "4", "nvidia.com/gpu.count": "4"}, "gpu.count=4"),
     "two kinds": ({GPU: 8, "amd.com/gpu": 8}, {}, "has GPUs of two kinds"),
 }

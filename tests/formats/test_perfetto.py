@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rolling_arrays import equal_jobs, rolling
 from strategies import periodic_schedules, schedules, spoilt
 
 from optsched.errors import InputError
@@ -150,25 +149,6 @@ def test_periodic_traces_begin_cold(s: Schedule, cycles: int) -> None:
     tails = {event["id"]: event["ts"] for event in events_of(s, "s", cycles)}
     assert heads.keys() == tails.keys()
     assert {heads[arrow] - tails[arrow] for arrow in heads} <= spans
-
-
-def test_a_rolling_trace_counts_iterations_and_memory_from_nothing() -> None:
-    """Copies of a job count up; held memory starts at zero and reaches the steady peak."""
-    s = rolling([0], [[1, 1]], [[1, 1]], 8, copies=[2], activation=5)
-    counted = sorted((e["ts"], e["args"]["iteration"]) for e in slices(s, 3) if e["name"] == "F 0")
-    first = [t for t, _ in counted[::2]]
-    assert first == [0, 4, 8, 12, 16, 20]
-    assert [iteration for _, iteration in counted[::2]] == [0, 1, 2, 3, 4, 5]
-    s = equal_jobs(3, 2, activation=5)
-    levels = [e["args"]["bytes"] for e in events_of(s, "C", 4) if e["name"] == "memory gpu0"]
-    assert (levels[0], max(levels)) == (5, 10)
-
-
-@pytest.mark.parametrize("cycles", [0, -1, 101, 10**9])
-def test_cycles_that_nobody_looks_at(cycles: int) -> None:
-    """Refused in one sentence, before anything is unrolled."""
-    with pytest.raises(InputError, match=rf"cycles: expected 1..100, got {cycles}"):
-        perfetto.trace(equal_jobs(1, 1), cycles=cycles)
 
 
 @given(spoilt(st.one_of(schedules(), periodic_schedules())))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -233,24 +231,15 @@ def test_marks_line_ends_and_quotes_do_not_matter(text: str, tmp_path: Path) -> 
     [
         ("", "order.csv: the file is empty"),
         ("\n", "order.csv:1: a row without blocks"),
-        (",,\n" + GOOD, "order.csv:1: a row without blocks"),
-        (GOOD + "\n", "order.csv:3: a row without blocks"),
         (GOOD.replace("\n,1F0", "\n\n,1F0"), "order.csv:2: a row without blocks"),
         (GOOD.replace("1B1", "1b1"), 'order.csv:2:5: expected <stage>.*, got "1b1"'),
         (GOOD.replace("0F1", "0F"), "order.csv:1:2: expected <stage>"),
-        (GOOD.replace("0F1", "0F1x"), "order.csv:1:2: expected <stage>"),
         (GOOD.replace("0F1", "0F1 0B0"), "order.csv:1:2: expected <stage>"),
-        (GOOD.replace("0F1", "F1"), "order.csv:1:2: expected <stage>"),
-        (GOOD.replace("0F1", "0F-1"), "order.csv:1:2: expected <stage>"),
         (GOOD.replace("0F1", "0F01"), "order.csv:1:2: expected <stage>"),
-        (GOOD.replace("0F1", "0R1"), "order.csv:1:2: expected <stage>"),
         (GOOD.replace("0F1", "0F\u0661"), "order.csv:1:2: expected <stage>"),
         (GOOD.replace("0F1", "0F1\0"), "order.csv:1:2: expected <stage>"),
         (GOOD.replace("0F1", "(0F1;1F1)OVERLAP_F_B"), "order.csv:1:2: expected <stage>"),
-        (GOOD.replace("0F1", "(0B0;0F1)OVERLAP_F_B"), "order.csv:1:2: expected <stage>"),
         (GOOD.replace("0F1", '"0F1'), r"order.csv:\d: not valid CSV"),
-        (GOOD.replace("0F1", "0SEND_F0"), "order.csv: "),
-        (GOOD.replace("0F1", "0UNSHARD"), "order.csv: the ranks wait for ever at 0B0, 1F0"),
         (GOOD.replace("0F1", "0UNSHARD1"), "order.csv:1:2: expected <stage>"),
         (GOOD.replace("0F1", "0F0"), "order.csv:1:2: 0F0 is already at order.csv:1:1"),
         (GOOD.replace("1B1", "0B1"), "order.csv:2:5: 0B1 is already at order.csv:1:6"),
@@ -372,87 +361,9 @@ def test_convert_refuses_with_one_line(cli: Cli) -> None:
         assert cli.refused("convert", *words).startswith(message), words
 
 
-# SEND and RECV
-
-
-def rendezvous(rows: list[list[str]]) -> list[str]:
-    """Run ranks whose SEND waits for its RECV; the cells at which they are stuck."""
-    left = [list(row) for row in rows]
-
-    def partner(cell: str) -> str:
-        found = re.fullmatch(r"(\d+)(SEND|RECV)_([FB])(\d+)", cell)
-        assert found is not None
-        v, way, kind, m = found.groups()
-        step = 1 if (way == "SEND") == (kind == "F") else -1
-        return f"{int(v) + step}{'RECV' if way == 'SEND' else 'SEND'}_{kind}{m}"
-
-    moved = True
-    while moved:
-        moved = False
-        for row in left:
-            while row and "_" not in row[0]:
-                row.pop(0)
-                moved = True
-            heads = {one[0]: one for one in left if one}
-            if row and "_" in row[0] and partner(row[0]) in heads:
-                heads[partner(row[0])].pop(0)
-                row.pop(0)
-                moved = True
-    return [row[0] for row in left if row]
-
-
-@given(st.randoms(use_true_random=False))
-def test_messages_are_placed_by_times(rng: Random) -> None:
-    """Read back, with all messages; no deadlock, even if SEND waits for RECV."""
-    job = random_job(rng)
-    schedule = random_schedule(rng, job)
-    text = pipelining_csv.to_csv(schedule, communication=True)
-    rows = [[c for c in line.split(",") if c[-1] in "0123456789"] for line in text.splitlines()]
-    assert rendezvous(rows) == []
-    compact = pipelining_csv.to_csv(schedule, compact=True)
-    assert [[c for c in row if "_" not in c] for row in rows] == [
-        line.split(",") for line in compact.splitlines()
-    ]
-    try:
-        expected = pipelining_csv.from_text(compact, "c.csv", job)
-    except InputError as error:  # micro-batches that overtake
-        with pytest.raises(InputError, match=re.escape(str(error).split(": ")[-1])):
-            pipelining_csv.from_text(text, "c.csv", job)
-        return
-    again = pipelining_csv.from_text(text, "c.csv", job)
-    assert again.sequences == expected.sequences
-    sends = sum("SEND" in cell for row in rows for cell in row)
-    cuts = sum(a != b for a, b in pairwise(job.place))  # type: ignore[misc]
-    assert sends == 2 * cuts * int(job.micro_batches[0])
-
-
-def test_a_receive_stands_where_its_message_is_sent() -> None:
-    """F of 2 and lags of 1: the second message is sent while the first block runs."""
-    job = JobArray([[2, 4]], [[2, 4]], micro_batches=3, lag_forward=1, lag_backward=1)
-    text = pipelining_csv.to_csv(one_f_one_b(job), communication=True)
-    assert text.splitlines()[1] == (
-        "1UNSHARD,1RECV_F0,1RECV_F1,1F0,1B0,1SEND_B0,1F1,1RECV_F2,1B1,1SEND_B1,1F2,1B2,1SEND_B2,"
-        "1REDUCE_GRAD,1RESHARD"
-    )
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "sentence"),
-    [
-        ("1RECV_F0,", "", "c.csv: the ranks wait for ever at 0RECV_B0, 1F0"),
-        ("0SEND_F0", "0SEND_F0,0SEND_F0", "c.csv:1:4: 0SEND_F0 is there twice"),
-        ("0SEND_F0", "0SEND_F0,0SEND_B0", "c.csv:1:4: 0SEND_B0 belongs to no block"),
-        ("1RECV_F0,1F0", "1F0,1RECV_F0", "c.csv: the ranks wait for ever at 0RECV_B0, 1F0"),
-        ("0F0,0SEND_F0", "0SEND_F0,0F0", "c.csv: the ranks wait for ever at 0SEND_F0, 1RECV_F0"),
-    ],
-)
-def test_wrong_messages_are_refused(old: str, new: str, sentence: str) -> None:
-    """With the cell, or the cells at which the ranks stand."""
+def test_cells_of_communication_are_ignored() -> None:
+    """Torch derives SEND, RECV and sharding from the blocks."""
+    text = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
     job = JobArray([[1, 1]], [[1, 1]])
-    text = pipelining_csv.to_csv(one_f_one_b(job), communication=True)
-    assert text == (
-        "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n"
-        "1UNSHARD,1RECV_F0,1F0,1B0,1SEND_B0,1REDUCE_GRAD,1RESHARD\n"
-    )
-    with pytest.raises(InputError, match=sentence):
-        pipelining_csv.from_text(text.replace(old, new), "c.csv", job)
+    found = pipelining_csv.from_text(text, "c.csv", job)
+    assert found.sequences == one_f_one_b(job).sequences

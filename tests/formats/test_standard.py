@@ -102,20 +102,16 @@ SMALL = "2 2\n0 3 1 2\n1 4 0 1\n"
 
 HOSTILE: list[tuple[str, str]] = [
     ("", r"^f.txt:1: .*the file is empty"),
-    (" \n\t\r\n", r"^f.txt:1: .*the file is empty"),
     ("# nothing\n", r"^f.txt:1: .*only comments"),
     ("3 2\n0 3 1 2\n1 4 0 1\n", r"^f.txt:3: expected 3 rows of pairs, one a job, got 2"),
     ("1 2\n0 3 1 2\n1 4 0 1\n", r"^f.txt:3: expected the end of the file"),
     ("2 3\n0 3 1 2\n1 4 0 1\n", r"^f.txt:2: expected 3 pairs \(machine duration\), got 2$"),
     ("2 1\n0 3 1 2\n1 4 0 1\n", r"^f.txt:2: expected 1 pairs \(machine duration\), got 2$"),
-    (f"{SMALL}the end\n", r"^f.txt:4: expected the end of the file"),
     (SMALL + SMALL, r"^f.txt:4: expected the end of the file"),
     ("2 2\n0 3 1 2\n1 4 0\n", r"^f.txt:3: expected 2 pairs .*got 1 and a single number"),
     ("2\n0 3\n", r"^f.txt:1: expected 2 numbers \(jobs machines\), got 1"),
     ("2 2 2\n0 3\n", r"^f.txt:1: expected 2 numbers \(jobs machines\), got 3"),
     ("0 2\n", r"^f.txt:1: expected at least 1 job, got 0"),
-    ("1 0\n\n", r"^f.txt:1: expected at least 1 machine, got 0"),
-    ("-1 2\n", r"^f.txt:1: expected at least 1 job, got -1"),
     ("1 1\n0 -3\n", r"^f.txt:2: expected a duration in 0..2\^53, got -3"),
     ("1 1\n0 1.5\n", r'^f.txt:2: expected an integer \(digits 0-9\), got "1.5"'),
     ("1 1\n0 1e3\n", r'^f.txt:2: expected an integer .*got "1e3"'),
@@ -236,15 +232,3 @@ def test_other_tokens_are_another_shop_or_noticed(
     elif shop is not None and rows != TOKENS:
         assert ra and (how == "cut" or rb)
         assert ca % 2 == 1 or (how == "swap" and ra == rb and cb % 2 == 0)
-
-
-def test_truncated_files_are_noticed() -> None:
-    """A file cut anywhere is refused, unless only the last number lost a digit."""
-    whole = standard.from_text(TEXT, "ft10.txt")
-    last = len(TEXT.rstrip()) - len(TOKENS[-1][-1])
-    for end in range(len(TEXT)):
-        shop = outcome(TEXT[:end])
-        if end <= last:
-            assert shop is None, end
-        else:
-            assert shop is not None and shop.duration.tolist()[:-1] == whole.duration.tolist()[:-1]
