@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from optsched.cli import options  # noqa: TC001 (typer reads the annotations)
+from optsched.cli import options, progress
 from optsched.cli.options import argument, option, options_of, words
 from optsched.cli.output import RunOutputs
-from optsched.cli.progress import FIRST_AFTER, Bar
+from optsched.cli.progress import Bar
 from optsched.cli.tables import display, table
+from optsched.cluster import policies as registry
 from optsched.cluster.expected import expected_starts
-from optsched.cluster.policies import get
 from optsched.cluster.policies.packing_table import PackingTable
 from optsched.cluster.simulate import simulate as simulate_policy
 from optsched.cluster.workload.nodes import NodeChange, NodeFailures, Nodes
@@ -128,7 +128,7 @@ def policies(
         if len(packing) != 2:
             raise InputError("packing: expected PAIRS.csv,TYPES.csv, two files")
         given["lucid"]["table"] = PackingTable.read(*packing)
-    return {name: get(name, **given[name]) for name in names}
+    return {name: registry.get(name, **given[name]) for name in names}
 
 
 def changes(
@@ -228,8 +228,9 @@ def _run_all(
                     bar.print(f"{name}: {note}")
                 taken = time.monotonic() - since - (Entry.seconds_compiling - compiled)
                 ended = int((run.log.finished >= 0).sum())
-                if taken >= FIRST_AFTER and not bar.shown and ended == len(jobs):
-                    bar.print(f"{name}: {len(jobs):,} jobs in {taken:.1f} s")
+                if taken >= progress.FIRST_AFTER and not bar.shown:
+                    some = "" if ended == len(jobs) else f"{ended:,} of "
+                    bar.print(f"{name}: {some}{len(jobs):,} jobs in {taken:.1f} s")
                 if ended < len(jobs):
                     bar.print(f"interrupted: {ended:,} of {len(jobs):,} jobs ended in {name}")
                     for job, reason in [*run.waiting().items()][:_MOST_NAMED]:

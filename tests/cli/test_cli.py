@@ -196,17 +196,12 @@ def test_solve_warm_start(cli: Cli) -> None:
     ("words", "message"),
     [
         (("--time", "nan"), "time_limit: expected seconds >= 0, got nan"),
-        (("--time-limit", "-1"), "time_limit: expected seconds >= 0, got -1.0"),
         (("--iterations", "-1"), "iterations: expected an integer in 0.."),
-        (("--iterations", "9" * 30), "iterations: expected an integer in 0.."),
         (("--target", "-1"), "target: expected an integer in 0.."),
         (("--seed", "-1"), "seed: expected an integer in 0..2147483647, got -1"),
-        (("--seed", str(2**31)), "seed: expected an integer in 0..2147483647, got 2147483648"),
         (("--workers", "0"), "workers: expected an integer in 1..1024, got 0"),
-        (("--workers", "5000"), "workers: expected an integer in 1..1024, got 5000"),
         (("--solver", "cp-sat"), "solver: there is no 'cp-sat' (did you mean cpsat?); installed:"),
         (("--stop-gap", "-1"), "Gap: relative: expected a finite number >= 0, got -1.0"),
-        (("--stop-gap", "nan"), "Gap: relative: expected a finite number >= 0, got nan"),
         (("--stop-no-improvement", "-1"), "NoImprovement: seconds: expected a finite number >= 0"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, tuple) else "",
@@ -399,24 +394,14 @@ def test_generate(cli: Cli) -> None:
         ),
         (("jobarray", "--recompute", "maybe"), "recompute: expected one of no, yes, choose"),
         (("cluster", "--state", "out.json"), "out.json: is the name of two outputs"),
-        (("jobarray", "--stages", "9" * 12), "jobs x micro-batches x stages: expected at most"),
         (("jobarray", "--jobs", "-1"), "jobs: expected 1..100000, got -1"),
-        (("jobarray", "--jobs", "9" * 12), "jobs: expected 1..100000, got 999999999999"),
         (
             ("jobarray", "--jobs", "100000", "--stages", "40"),
             "jobs x micro-batches x stages: expected at most 2000000, got 4000000",
         ),
         (("jobarray", "--model", "gpt9"), "model: expected one of "),
         (("jobarray", "--memory", "abc"), 'memory: expected bytes or a size such as "80GB"'),
-        (("jobarray", "--memory", "-5GB"), 'memory: expected bytes or a size such as "80GB"'),
-        (("jobarray", "--memory", "9" * 400), "memory: "),
-        (("jobarray", "--link", "string"), "link: expected one of "),
-        (("jobarray", "--partition", "x"), "partition: expected balanced or naive"),
-        (("jobarray", "--micro-batches", "0"), "micro_batches: expected an integer in 1.."),
-        (("taillard", "--jobs", "0"), "jobs: expected an integer in 1.."),
-        (("taillard", "--jobs", "9" * 12), "jobs: expected an integer in 1.."),
         (("taillard", "--jobs", "5000", "--machines", "5000"), "jobs x machines: expected at most"),
-        (("taillard", "--time-seed", "0"), "time_seed: expected an integer in 1.."),
         (("taillard", "--instance", "ta81"), 'there is no published job shop "ta81"'),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
@@ -438,23 +423,6 @@ def test_bound(cli: Cli) -> None:
     assert int(lines["lower bound"]) == max(values) <= best
     found = json.loads(cli("bound", "shop.txt", "--json").out)
     assert list(found) == ["instance", "bounds", "lower_bound", "seconds"]
-
-
-def test_bound_of_an_array(cli: Cli) -> None:
-    """Job arrays and bare graphs too, and of the period."""
-    blocks = [[2, 3], [4, 1]]
-    array = optsched.JobArray(blocks, blocks, activation=5, memory=5)
-    array.write("array.json")
-    array.graph().write("graph.json")
-    found = [json.loads(cli("bound", f, "--json").out) for f in ("array.json", "graph.json")]
-    assert found[0]["bounds"] == found[1]["bounds"]
-    assert found[0]["lower_bound"] >= array.lower_bound()
-    optsched.JobArray(blocks, blocks, objective="period").write("rolling.json")
-    ran = json.loads(cli("bound", "rolling.json", "--json").out)
-    assert (
-        ran["bounds"] == {"load": 12, "chain": 10, "lap": 0, "energy": 0}
-        and ran["lower_bound"] == 12
-    )
 
 
 # warmup

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +121,6 @@ def test_impossible(site: Cli) -> None:
         (("--gpus", "4", "--policy", "balance=odd"), "balance: expected one of free, even, exact"),
         (("--gpus", "4", "--tolerance", "x%"), "tolerance: expected a share"),
         (("--gpus", "4", "--traffic", "rush"), "traffic: expected one of"),
-        (("--gpus", "4", "--policy", "required=row"), "level: expected one of"),
         (("--gpus", "4", "--policy", "exclude=n99"), "exclude: there is no host 'n99'"),
         (("--gpus", "4", "-o", "no/where.json"), "no/where.json: cannot be written"),
     ],
@@ -160,30 +158,18 @@ BAD = {
     '{"give": "nobody"}': "there is no job 'nobody'; running: a, b",
     '{"gpus": 2, "give": "new"}': "expected one of gpus, scores, what_if, gang",
     "{}": "got none",
-    '{"gpus": 2, "policy": {"row": 1}}': "row",
     '{"gpus": 2, "demand": -1, "name": "x"}': "demand",
     '{"gpus": 2, "demand": 1}': "demand: goes with the name of the job",
     '{"gpus": "2"}': 'gpus: expected an integer or null, got "2"',
-    '{"gpus": 2, "gpus": 3}': 'key "gpus" appears twice',
-    '{"gpus": 2, "policy": {"max_hosts": 1, "max_hosts": 2}}': 'key "max_hosts" appears twice',
-    '{"gpus": NaN}': "NaN is not a JSON number",
-    '{"gpus": 2.0}': "gpus: expected an integer or null, got 2.0",
-    '{"gpus": 2} {"gpus": 3}': "not valid JSON: extra data",
-    '{"gpus": 2': ":1:11: not valid JSON: the text ends too early",
     "[1]": "top level: expected an object, got a list",
-    '{"id": "\\ud800", "gpus": 1}': "half a surrogate pair",
     '{"gpus": 1, "id": 1.5}': "id: expected an integer or a string or null, got 1.5",
     '{"give": "a", "to": "n01:0"}': "to: does not go with give",
     '{"move": "a"}': "to: move needs GPUs such as 'n01:0-3 n02'",
-    '{"resize": "a", "to": "n04:9"}': "expected ids in 0..7",
-    '{"fail": "n09"}': "there is no host 'n09'",
     '{"restore": {"format": "optsched.state/1"}}': "32 GPUs are neither free",
     '{"gpus": 2, "best": 2, "name": "x"}': "name, demand: do not go with best",
     '{"scores": 0}': "gpus: expected an integer in 1..",
     '{"scores": 4, "deadline": -1}': "deadline: expected seconds > 0",
-    '{"what_if": "n01:0,0"}': "GPU n01/0 is given twice",
     '{"what_if": ""}': "what_if: expected free GPUs, got none",
-    '{"gpus": 2, "policy": {"within": "HCCS"}}': "within: expected numa, tray, nvlink or a link",
     "[" * 3000: "nested too deeply",
     "\udcff\udcfe": "",
 }
@@ -297,29 +283,6 @@ def test_bandwidth_commands(site: Cli) -> None:
         "bandwidth", "import", "m.csv", "--payload", "2X", "-o", "z.csv"
     )
     assert "no such file" in site.refused("bandwidth", "import", "no.log", "-o", "z.csv")
-
-
-def test_levels_of_a_model(site: Cli) -> None:
-    """`generate cluster` makes them, `fit` prints a line for each, `plan` crosses the others."""
-    ran = site(
-        "generate", "cluster", "--hosts", "8", "--level", "leaf=2", "--level", "spine=4",
-        "-o", "levels.json",
-    )  # fmt: skip
-    made = Cluster.read("levels.json")
-    assert ran.code == 0 and len(made.domains(1)) == 4
-    replace(made, factors={"cluster": 0.4}).write("levels.json")
-    rows = [f"all_reduce,1024,2,1+1,n01:0 n03:{i},{24 + i}" for i in range(3)]
-    header = "op,payload_bytes,hosts,pattern,gpus,busbw_GBps"
-    Path("levels.csv").write_text("\n".join([header, *rows]))
-    fit = ("bandwidth", "fit", "--cluster", "levels.json", "-o", "l.json")
-    ran = site(*fit, "--measurements", "levels.csv")
-    assert "spine: factor 0.5, fitted to 3 runs (0.48 to 0.52)" in ran.out.splitlines()
-    assert "cluster: factor 0.4, given" in ran.out.splitlines()
-    assert "spine: no factor fitted, 0 runs across it" in site(*fit[:-1], "prior.json").out
-    ran = site("bandwidth", "plan", "--model", "prior.json", "--budget", "2")
-    assert "# 5 runs of all_reduce" in ran.out
-    refused = site.refused("generate", "cluster", "--level", "leaf", "-o", "x.json")
-    assert "level: expected LEVEL=HOSTS" in refused
 
 
 def test_no_output_replaces_what_is_read(site: Cli) -> None:

@@ -34,15 +34,12 @@ def answer(*, drop: str = "", **change: Any) -> str:
             'start[0]: task a: allocation["n1"]: expected an integer in 1..2^53, got -1',
         ),
         ({"only": {"agents": {"n1": 0, "n2": 8}}}, 'allocation["n1"]: expected an integer in 1..'),
-        ({"only": {"agents": {"n1": 10**20}}}, 'allocation["n1"]: expected an integer in 1..'),
         (
             {"only": {"agents": {"n1": True}}},
             'allocation["n1"]: expected an integer in 1..2^53, got True',
         ),
-        ({"only": {"agents": {"n1": 4.0}}}, "got 4.0"),
         ({"only": {"agents": {"n1": 5}}}, "task a: allocation: holds 5 slots, but requests 8"),
         ({"only": {"agents": {}}}, "start[0]: agents: expected at least one, got none"),
-        ({"only": {"agents": {}, "slots": 0}}, "start[0]: agents: expected at least one, got none"),
         ({"only": {"agents": {"n1": 0, "n2": 0}, "slots": 0}}, "a task without slots is on one"),
         (
             {"only": {"slots": -1}},
@@ -53,17 +50,11 @@ def answer(*, drop: str = "", **change: Any) -> str:
             "start[0].slots: expected an integer, got false",
         ),
         ({"only": {"priority": 0}}, "start[0]: priority: expected an integer in 1..99, got 0"),
-        ({"only": {"gpus": 8}}, 'start[0]: unknown field "gpus"'),
-        ({"only": {"backfilled": 1}}, "start[0].backfilled"),
-        ({"more": 1}, 'unknown field "more"'),
         ({"release": ["a"]}, 'release: duplicate task "a" (also in start)'),
-        ({"release": ["b", "b"]}, 'release: duplicate task "b"'),
         ({"postponed": ["a"]}, 'postponed: duplicate task "a" (also in start)'),
         ({"start": [START, START]}, 'start: duplicate task "a"'),
         ({"drop": "start"}, 'the field "start" is missing'),
-        ({"drop": "release"}, 'the field "release" is missing'),
         ({"error": "line 3: no"}, 'error: this state was refused: "line 3: no"'),
-        ({"error": "no", "drop": "format"}, "error: this state was refused"),
     ],
 )
 def test_refused_answers(cli: Cli, change: dict[str, Any], said: str) -> None:

@@ -11,9 +11,7 @@ import pytest
 
 import optsched
 from optsched.analysis.report import report
-from optsched.io.text import readable_unit, time_in, time_text
 from optsched.model.document import read, write
-from optsched.plots import gantt
 
 if TYPE_CHECKING:
     from program import Cli
@@ -50,21 +48,6 @@ def test_no_unit_is_invented(cli: Cli, source: str, scale: int) -> None:
     assert max(e["ts"] + e.get("dur", 0) for e in trace["traceEvents"] if "ts" in e) == 6 * scale
     late = optsched.JobShop([[(0, 9)]], deadline=[5])
     assert late.infeasibility() == "job 0 needs 9 for its chain, but its deadline is 5"
-
-
-def test_axis_has_no_unit() -> None:
-    """The axis of a chart says time, in a unit if there is one."""
-    for unit, label in (("", "time"), ("s", "time in s")):
-        shop = optsched.JobShop([[(0, 30), (1, 20)]], time_unit=unit)
-        figure = gantt(optsched.solve(shop, "dispatch").schedule)  # type: ignore[arg-type]
-        assert figure.axes[0].get_xlabel() == label
-
-
-@pytest.mark.parametrize("time", [0, 7, 10**6, 10**7, 2**53])
-def test_texts_of_times(time: int) -> None:
-    """All digits, thin spaces, nothing else."""
-    digits = f"{time:,}".replace(",", "\u202f")
-    assert time_text(time, "") == time_in(readable_unit("", time), time) == digits
 
 
 @pytest.mark.parametrize("unit", ["", "ns", "us", "ms", "s"])
