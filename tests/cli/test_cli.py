@@ -323,7 +323,7 @@ def test_plot_and_trace(cli: Cli) -> None:
     assert cli("plot", "plan.json", "--html", "x.html").out == "wrote x.html\n"
     assert cli("trace", "plan.json").out == "wrote plan.trace.json\n"
     assert json.loads(Path("plan.trace.json").read_text())["traceEvents"]
-    assert "expected a picture file ending in" in cli.refused("plot", "plan.json", "-o", "x.exe")
+    assert "expected a file ending in" in cli.refused("plot", "plan.json", "-o", "x.exe")
 
 
 def test_no_output_replaces_the_input_or_another(cli: Cli) -> None:
