@@ -357,7 +357,7 @@ def test_command(cli: Cli) -> None:
     assert cli("workload", "dump.txt", "-o", "t.csv", "--zero", "keep", "--from", "sacct").code == 0
     assert cli("simulate", "t.csv", "--policy", "fifo", "--nodes", "1x8").code == 0
     wrong = cli("simulate", "dump.txt", "--policy", "fifo", "--nodes", "1x8")
-    assert wrong.code == 2 and "(optsched workload makes a trace of a scheduler's log)" in wrong.err
+    assert wrong.code == 2 and "`optsched workload` reads" in wrong.err
     assert "format: expected one of" in cli("workload", "dump.txt", "-o", "x", "--from", "?").err
 
 
