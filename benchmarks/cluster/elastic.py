@@ -120,7 +120,7 @@ def workload(given: argparse.Namespace) -> None:
     for name in names:
         for one in runs[name]:
             m, last = one.metrics, [log[-1]["metric"] for log in one.records.values()]
-            seconds = (m.jct_mean, m.queueing_mean, m.service_mean, m.makespan, m.gpu_time_mean)
+            seconds = (m.jct_mean, m.queueing_mean, m.service_mean, m.makespan, float(m.gpu_time.mean()))
             passes = sum(job.passes for job in one.live) / len(jobs)
             real.append([name, *(f"{x / 1e3:.1f}" for x in seconds), f"{np.mean(last):.3f}",
                          f"{passes:.1f}", str(m.restarts)])  # fmt: skip
@@ -247,7 +247,7 @@ def ablated(macro: bool, micro: dict[str, Any] | None, seed: int) -> dict[str, f
         "JCT, s": one.metrics.jct_mean / 1e3,
         "makespan, s": one.metrics.makespan / 1e3,
         "passes": float(np.mean([job.passes for job in one.live])),
-        "GPU s a job": one.metrics.gpu_time_mean / 1e3,
+        "GPU s a job": float(one.metrics.gpu_time.mean()) / 1e3,
         "accuracy": float(last.mean()),
         "targets reached": float((last >= [job.spec.target for job in one.live]).mean()),
     }

@@ -26,21 +26,12 @@ SETTINGS = ("restart_cost", "resize", "checkpoint", "round", "seed")
 def to_json(
     runs: Mapping[str, Run], *, per_job: bool = True, inputs: Mapping[str, Any] | None = None
 ) -> bytes:
-    """The document of runs of one workload on the same nodes, by label.
+    """The document of runs of one workload on the same nodes, by label (a policy's name, mostly).
 
     Times are in ``time_unit``. Every run has ``policy``, ``options``, ``settings``, ``metrics`` by
-    name (null: not finite) and, in ``jobs``, columns in the order of ``names`` (null: not ended);
-    ``waiting`` says why jobs wait after a Ctrl-C, or at the start of a simulation from now, and
-    ``notes`` what the policy reports.
-
-    Parameters
-    ----------
-    runs
-        Runs by label (a policy's name, as a rule).
-    per_job
-        Whether the columns per job are in it.
-    inputs
-        What else the runs were made from, as JSON has it (trace, estimate error, packing tables).
+    name (null: not finite) and, in ``jobs`` if `per_job`, columns in the order of ``names`` (null:
+    not ended); ``waiting`` says why jobs wait after a Ctrl-C, or at the start of a simulation from
+    now, and ``notes`` what the policy reports. `inputs` are what else the runs were made from.
 
     Raises
     ------
@@ -96,17 +87,14 @@ def _record(run: Run, per_job: bool) -> dict[str, Any]:
         record["waiting"] = {
             name: {"why": why, "text": text} for name, (why, text) in waiting.items()
         }
-    columns = {
-        "jct": found.jct, "queueing": found.queueing, "waiting": found.waiting,
-        "waiting_for_room": found.waiting_for_room, "gpu_time": found.gpu_time,
-        "restarts": found.restarts_by_job, "preemptions": found.preemptions_by_job,
-        "rho": found.rho,
-    }  # fmt: skip
-    ended = found.ended.tolist()
-    record["jobs"] = lines({
-        key: [v if e else None for v, e in zip(column.tolist(), ended, strict=True)]
-        for key, column in columns.items()
-    }, 3)  # fmt: skip
+    columns = {}
+    for key in (
+        "jct", "queueing", "waiting", "waiting_for_room", "gpu_time", "restarts_by_job",
+        "preemptions_by_job", "rho",
+    ):  # fmt: skip
+        values = zip(getattr(found, key).tolist(), found.ended.tolist(), strict=True)
+        columns[key.removesuffix("_by_job")] = [v if ended else None for v, ended in values]
+    record["jobs"] = lines(columns, 3)
     return record
 
 

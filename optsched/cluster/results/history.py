@@ -59,7 +59,6 @@ def history(run: Run) -> Schedule:
     job = log.job[row]
     after = np.flatnonzero(job[1:] == job[:-1])
     zero = np.zeros(len(after), np.int64)
-    last = int(end.max(initial=0))
     return Schedule(
         resources=tuple(Resource(name) for name in names),
         duration=end - begin,
@@ -72,13 +71,10 @@ def history(run: Run) -> Schedule:
         release=run.workload.submit[job],
         sequences=_sequences(op_resources, begin, end, len(names)),
         start=begin,
-        objective=Objective("makespan", last, None, "feasible"),
-        provenance=described(run)
-        | {
-            "workload": run.workload.name,
-            "jobs": list(run.workload.names),
-        },
-    )
+        objective=Objective("makespan", int(end.max(initial=0)), None, "feasible"),
+        provenance={**described(run), "workload": run.workload.name,
+                    "jobs": list(run.workload.names)},
+    )  # fmt: skip
 
 
 def _assigned(log: Log, capacity: Sequence[int]) -> tuple[IntArray, IntArray]:

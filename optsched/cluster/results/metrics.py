@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import NodeChange, Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.log import Log
+    from optsched.cluster.world.policy import FloatArray
     from optsched.model.schedule import IntArray
 
 PER_JOB: Final = ("jct", "queueing", "service", "waiting", "gpu_time", "rho")
@@ -30,8 +31,7 @@ PER_JOB: Final = ("jct", "queueing", "service", "waiting", "gpu_time", "rho")
 SUMMARY: Final = (
     "jobs", "unfinished", "jct_mean", "queueing_mean", "service_mean", "waiting_mean",
     "waiting_for_room_mean", "makespan", "utilisation", "effective_utilisation", "gpu_hours",
-    "gpu_time_mean", "restarts", "restart_time", "preemptions", "interruptions", "lost_time",
-    "rho_mean", "rho_max",
+    "restarts", "restart_time", "preemptions", "interruptions", "lost_time", "rho_mean", "rho_max",
 )  # fmt: skip
 """Single numbers, in the order of tables; percentiles of the JCT follow the makespan."""
 
@@ -39,8 +39,8 @@ SUMMARY: Final = (
 class _Mean:
     """Mean of a column over the jobs that ended; NaN without one."""
 
-    def __init__(self, column: str) -> None:
-        self.column = column
+    def __set_name__(self, _: type, name: str) -> None:
+        self.column = name.removesuffix("_mean")
 
     def __get__(self, run: Metrics, _: object = None) -> float:
         chosen = getattr(run, self.column)[run.ended].tolist()
@@ -54,16 +54,14 @@ class Metrics:
     Per job (in the workload's order; -1 or NaN for a job that did not end): `jct` = end - submit,
     `queueing` = first start - submit, `service` = JCT - queueing, `waiting` = JCT - time running
     (also between preemption and restart), `waiting_for_room` = the part of it in which fewer GPUs
-    were free than the job's smallest size (the rest is the policy's order), `gpu_time` = GPUs held
-    times time (a shared GPU counts for both jobs), `restarts_by_job`, `preemptions_by_job`,
+    were free than the job's smallest size (the remainder is the policy's order), `gpu_time` = GPUs
+    held times time (a shared GPU counts for both jobs), `restarts_by_job`, `preemptions_by_job`,
     `rho` = JCT / T_iso with
     T_iso = work / f(s) * max(1, n s / G), n the mean number of active jobs with GPUs in the job's
     life, s its largest size <= G / n, else its smallest (Mahajan et al., Themis, NSDI 2020).
     """
 
     time_unit: str
-    jobs: int
-    unfinished: int
     makespan: int
     """Last end minus first submit."""
     utilisation: float
@@ -87,7 +85,7 @@ class Metrics:
     gpu_time: IntArray
     restarts_by_job: IntArray
     preemptions_by_job: IntArray
-    rho: npt.NDArray[np.float64]
+    rho: FloatArray
     ended: npt.NDArray[np.bool_]
 
     def __post_init__(self) -> None:
@@ -95,13 +93,10 @@ class Metrics:
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False
 
-    jct_mean = _Mean("jct")
-    queueing_mean = _Mean("queueing")
-    service_mean = _Mean("service")
-    waiting_mean = _Mean("waiting")
-    waiting_for_room_mean = _Mean("waiting_for_room")
-    gpu_time_mean = _Mean("gpu_time")
-    rho_mean = _Mean("rho")
+    jobs = property(lambda self: len(self.ended))
+    unfinished = property(lambda self: int((~self.ended).sum()))
+    jct_mean, queueing_mean, service_mean = _Mean(), _Mean(), _Mean()
+    waiting_mean, waiting_for_room_mean, rho_mean = _Mean(), _Mean(), _Mean()
 
     @property
     def gpu_hours(self) -> float:
@@ -125,8 +120,7 @@ class Metrics:
 
     def percentile(self, p: float, of: str = "jct") -> float:
         """Nearest rank, 0 < p <= 100, of one of `PER_JOB`: the smallest x with F(x) >= p/100."""
-        values = getattr(self, one_of("of", of, PER_JOB))
-        return nearest_rank(values[self.ended], p)
+        return nearest_rank(getattr(self, one_of("of", of, PER_JOB))[self.ended], p)
 
     def summary(self) -> dict[str, float]:
         """All single numbers by name, in the order of tables."""
@@ -151,46 +145,40 @@ def nearest_rank(values: npt.NDArray[Any], p: float) -> float:
 
 def metrics(w: Workload, nodes: Nodes, changes: Sequence[NodeChange], log: Log) -> Metrics:
     """All metrics of a finished simulation."""
-    n = len(w)
     ended = log.finished >= 0
     lasts = log.end - log.start
-    first = np.full(n, np.iinfo(np.int64).max)
+    first = np.full(len(w), np.iinfo(np.int64).max)
     np.minimum.at(first, log.job, log.start)
-    jct = np.where(ended, log.finished - w.submit, -1)
-    queueing = np.where(ended, first - w.submit, -1)
-    gpu_time, stays, running = np.zeros((3, n), np.int64)
+    jct, queueing = log.finished - w.submit, first - w.submit
+    gpu_time, stays, running = np.zeros((3, len(w)), np.int64)
     np.add.at(gpu_time, log.job, log.gpus * lasts)
     np.add.at(stays, log.job, 1)
     np.add.at(running, log.job, lasts)
     begin, finish = span(w, log)
-    makespan = finish - begin
     taken = held(log)
     away = absences(nodes, changes, taken, begin, finish)
-    capacity = nodes.total * makespan - int((away.count * (away.end - away.start)).sum())
-    on_gpus = log.gpus > 0
+    capacity = nodes.total * (finish - begin) - int((away.count * (away.end - away.start)).sum())
     hit = interrupted(changes, log)
-    done = float(log.work[on_gpus].sum(dtype=np.float64)) / WORK
+    done = float(log.work[log.gpus > 0].sum(dtype=np.float64)) / WORK
     allocated = int((taken.count * (taken.end - taken.start)).sum())
+    columns = {
+        "jct": jct, "queueing": queueing, "service": jct - queueing, "waiting": jct - running,
+        "waiting_for_room": _for_room(w, nodes, log, taken, away),
+    }  # fmt: skip
     return Metrics(
         time_unit=w.time_unit,
-        jobs=n,
-        unfinished=int(n - ended.sum()),
-        makespan=makespan,
-        utilisation=allocated / capacity if capacity else 0.0,
-        effective_utilisation=done / capacity if capacity else 0.0,
+        makespan=finish - begin,
+        utilisation=allocated / max(capacity, 1),
+        effective_utilisation=done / max(capacity, 1),
         restart_time=int((np.minimum(log.restart, lasts) * log.gpus).sum()),
         interruptions=len(hit),
         lost_time=_lost_time(w, nodes, log, hit),
-        jct=jct,
-        queueing=queueing,
-        service=np.where(ended, jct - queueing, -1),
-        waiting=np.where(ended, jct - running, -1),
-        waiting_for_room=np.where(ended, _for_room(w, nodes, log, taken, away), -1),
         gpu_time=gpu_time,
         restarts_by_job=np.maximum(stays - 1, 0),
         preemptions_by_job=log.preemptions,
         rho=np.where(ended, jct / _isolated(w, log.finished, nodes.total), np.nan),
         ended=ended,
+        **{key: np.where(ended, column, -1) for key, column in columns.items()},
     )
 
 
@@ -240,7 +228,7 @@ def _integral(time: IntArray, level: npt.NDArray[Any]) -> Callable[[IntArray], n
     return up_to
 
 
-def _isolated(w: Workload, finished: IntArray, gpus: int) -> npt.NDArray[np.float64]:
+def _isolated(w: Workload, finished: IntArray, gpus: int) -> FloatArray:
     """T_iso of every job that ended: its time on its fair share of so many GPUs."""
     end = np.where(finished >= 0, finished, max(int(finished.max(initial=0)), int(w.submit[-1])))
     active = np.ones(len(w))  # mean number of active jobs with GPUs in the life of every job
@@ -255,5 +243,5 @@ def _isolated(w: Workload, finished: IntArray, gpus: int) -> npt.NDArray[np.floa
     fits = w.size * np.repeat(active, np.diff(w.size_ptr)) <= gpus
     begin = w.size_ptr[:-1]
     at = begin + np.maximum(np.add.reduceat(fits.astype(np.int64), begin) - 1, 0)
-    share: npt.NDArray[np.float64] = np.maximum(1.0, active * w.size[at] / max(gpus, 1))
+    share = np.maximum(1.0, active * w.size[at] / max(gpus, 1))
     return np.asarray(w.work / w.rate[at] * share)
