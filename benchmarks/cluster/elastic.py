@@ -120,7 +120,8 @@ def workload(given: argparse.Namespace) -> None:
     for name in names:
         for one in runs[name]:
             m, last = one.metrics, [log[-1]["metric"] for log in one.records.values()]
-            seconds = (m.jct_mean, m.queueing_mean, m.service_mean, m.makespan, float(m.gpu_time.mean()))
+            used = float(m.gpu_time.mean())
+            seconds = (m.jct_mean, m.queueing_mean, m.service_mean, m.makespan, used)
             passes = sum(job.passes for job in one.live) / len(jobs)
             real.append([name, *(f"{x / 1e3:.1f}" for x in seconds), f"{np.mean(last):.3f}",
                          f"{passes:.1f}", str(m.restarts)])  # fmt: skip

@@ -57,6 +57,8 @@ def test_min_members() -> None:
     assert decision.waiting["a7"].why is Why.ROOM and decision.waiting["b0"].why is Why.NEVER
     more = replace(apply(state, decision), agents=(*agents, Agent("n3", 1)))
     assert list(kubernetes(more, "gang").start) == ["a6"]
+    alone = State((Agent("n", 4),), (Task("a", 4, allocation={"n": 4}), Task("b", 4)))
+    assert kubernetes(alone, "gang").waiting["b"].text == "requests 4 slots, 0 are free"
     few = replace(state, groups=(Group("a", min_members=9),))
     assert kubernetes(few, "gang").waiting["a0"].text == "its job starts 9 pods together, it has 8"
 

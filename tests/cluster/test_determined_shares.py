@@ -120,13 +120,13 @@ def test_documented_shares_come_to_rest(state: State) -> None:
 def test_every_waiting_task_has_a_reason(
     state: State, scheduler: Any, variant: Any, preemption: bool
 ) -> None:
-    """`never` if and only if it does not fit the idle cluster; the document says the same."""
+    """`never`: not even on the idle cluster; `release`: the next decision starts it."""
     pool = Pool(state, "p", scheduler, variant, preemption)
     decision = pool.decide()
     waiting = {task.name: task for task in state.tasks if not task.is_running}
     assert set(decision.waiting) == set(waiting) - set(decision.start)
     idle = replace(state, tasks=(), agents=tuple(replace(a, used=0) for a in state.agents))
-    free = sum(m.free for m in machines(state))
+    free, following = sum(m.free for m in machines(state)), None
     for name, (why, text) in decision.waiting.items():
         assert text and "\n" not in text
         assert (why is Why.NEVER) is (find_fit(idle, waiting[name]) == {})
@@ -134,7 +134,8 @@ def test_every_waiting_task_has_a_reason(
             blocked = sum(m.free for m in machines(state) if m.name in waiting[name].blocked)
             assert waiting[name].slots > free - blocked
         if why is Why.RELEASE:
-            assert decision.release
+            following = following or replace(pool, state=apply(state, decision)).decide()
+            assert decision.release and name in following.start
     answer = json.loads(document.to_json(document.answer_of([pool], {"p": decision})))
     assert {row["task"]: row["why"] for row in answer.get("waiting", ())} == {
         name: reason.why.value for name, reason in decision.waiting.items()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.cluster.determined.fitting import Outcome, go_sorted, placed_again
-from optsched.cluster.determined.reasons import explained, in_slots, unplaced
+from optsched.cluster.determined.reasons import explained, freed, in_slots, unplaced
 from optsched.cluster.world.policy import Reason, Why
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _reasons(
     The share is the reason of a task that would fit, in ``docs`` also of others: in ``code`` a
     task that does not fit now has no part in a share.
     """
-    _, found = unplaced(agents, tasks, outcome, range(len(tasks.slots)))
+    after, found = unplaced(agents, tasks, outcome, range(len(tasks.slots)))
     row = {g: at for at, g in enumerate(tasks.group[shares.head].tolist())}
     runs = tasks.running.copy()
     runs[[*outcome.start, *outcome.postponed]] = True
@@ -157,8 +157,10 @@ def _reasons(
             return None
         return Reason(Why.SHARE, text)
 
-    freed = [i for i in outcome.postponed if docs and tasks.slots[i]]
-    return explained(names, outcome, found, freed, limited)
+    def following(agents: Agents, tasks: Tasks) -> Outcome:
+        return share_slots(agents, tasks, docs)[0]
+
+    return explained(names, outcome, found, freed(after, tasks, outcome, following), limited)
 
 
 def divide(agents: Agents, tasks: Tasks, docs: bool) -> tuple[list[int], Shares, int]:

@@ -71,7 +71,7 @@ def _reasons(
         group = int(tasks.group[i])
         if running[group] >= needed[group]:
             return None
-        if gang:
+        if gang and needed[group] > 1:
             return together(group)
         assert misfit, "a pod that fits alone is placed"
         job = f"its job holds the slots of {running[group]} pods, but works with {needed[group]}"

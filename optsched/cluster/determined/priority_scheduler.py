@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.cluster.determined.fitting import go_sorted, place_each, placed_again
-from optsched.cluster.determined.reasons import explained, unplaced
+from optsched.cluster.determined.reasons import explained, freed, unplaced
 from optsched.cluster.world.policy import Reason, Why
 from optsched.io.values import format_value
 
@@ -46,7 +46,7 @@ def place_by_level(
         release += walk.released
         backfilled += walk.backfilled
     outcome = placed_again(agents, tasks, start, release, backfilled)
-    return outcome, partial(_reasons, agents, tasks, outcome)
+    return outcome, partial(_reasons, agents, tasks, outcome, preemption, backfill)
 
 
 class _Walk:
@@ -120,13 +120,11 @@ class _Walk:
 
 
 def _reasons(
-    agents: Agents, tasks: Tasks, outcome: Outcome, names: Sequence[str]
-) -> dict[int, Reason]:
+    agents: Agents, tasks: Tasks, outcome: Outcome, preemption: bool, backfill: bool,
+    names: Sequence[str],
+) -> dict[int, Reason]:  # fmt: skip
     """Why tasks wait, in the scheduler's order."""
     after, found = unplaced(agents, tasks, outcome, in_order(tasks))
-    freed = {}
-    if outcome.release:
-        freed = place_each(after.copy(outcome.release), tasks, [*found])
     first = {bool(tasks.slots[i] == 0): i for i in reversed(found)}
 
     def behind(i: int, misfit: Reason | None) -> Reason | None:
@@ -136,7 +134,10 @@ def _reasons(
         task = f"{format_value(names[ahead])} of priority {tasks.level[ahead]}"
         return Reason(Why.ORDER, f"fits, but waits for {task}")
 
-    return explained(names, outcome, found, freed, behind)
+    def following(agents: Agents, tasks: Tasks) -> Outcome:
+        return place_by_level(agents, tasks, preemption, backfill)[0]
+
+    return explained(names, outcome, found, freed(after, tasks, outcome, following), behind)
 
 
 def in_order(tasks: Tasks) -> IntArray:

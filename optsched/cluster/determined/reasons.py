@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -37,6 +38,21 @@ def unplaced(
     return after, {i: found[kind[i]] for i in waiting}
 
 
+def freed(
+    after: Agents, tasks: Tasks, outcome: Outcome, schedule: Callable[[Agents, Tasks], Outcome]
+) -> Collection[int]:
+    """Tasks that the next decision starts, when the released ones have stopped."""
+    if not outcome.release:
+        return ()
+    running = tasks.running.copy()
+    running[[*outcome.start]] = True
+    running[outcome.release] = False
+    later = replace(
+        after.copy(outcome.release), held=lambda i: outcome.start.get(i) or after.held(i)
+    )
+    return schedule(later, replace(tasks, running=running)).start
+
+
 def explained(
     names: Sequence[str],
     outcome: Outcome,
@@ -46,7 +62,7 @@ def explained(
 ) -> dict[int, Reason]:
     """Reasons of these tasks: the first that holds.
 
-    They never fit; others are released for them (`freed`); they are postponed; the scheduler's
+    They never fit; they start after a release (`freed`); they are postponed; the scheduler's
     `special` reason; they do not fit now.
     """
     stopping = ", ".join(format_value(names[i]) for i in outcome.release[:3])
