@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from optsched.errors import InputError
@@ -81,16 +80,15 @@ def simulate(
     from optsched.cluster.workload.nodes import NodeFailures, Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.build import check_fits
+    from optsched.cluster.world.engine import simulate_generic
     from optsched.cluster.world.settings import Settings
 
+    fails = isinstance(changes, NodeFailures)
     settings = Settings(
-        restart_cost=restart_cost, resize=resize, checkpoint=checkpoint,
-        round=round, seed=seed, start=start,
-        changes=() if isinstance(changes, NodeFailures) else tuple(_listed(changes)),
+        restart_cost=restart_cost, resize=resize, checkpoint=checkpoint, round=round, seed=seed,
+        start=start, changes=() if fails else changes,  # type: ignore[arg-type]
     )  # fmt: skip
     one_of("engine", engine, ENGINES)
-    if on_progress is not None and not callable(on_progress):
-        raise InputError(f"on_progress: expected a function, got {format_value(on_progress)}")
     if not isinstance(nodes, Nodes):
         raise InputError(
             f"nodes: expected Nodes such as Nodes(16, gpus=8), got {format_value(nodes)}"
@@ -99,11 +97,20 @@ def simulate(
     chosen = chosen_policy(policy)
     check_fits(jobs, nodes, settings)
     _check_groups(jobs, chosen)
-    run = partial(_log, jobs, chosen, nodes, engine=engine, on_progress=on_progress)
-    if isinstance(changes, NodeFailures):
-        settings, log = _failing(changes, jobs, nodes, settings, run)
+
+    def log_under(settings: Settings) -> Log:
+        compiled = getattr(chosen, "compiled", None)
+        if not callable(compiled) or engine != "auto":
+            return simulate_generic(jobs, chosen, nodes, settings, on_progress).log
+        log: Log = compiled(jobs, nodes, settings)
+        if on_progress is not None:
+            on_progress(int(log.finished.max()), int((log.finished >= 0).sum()), len(jobs))
+        return log
+
+    if fails:
+        settings, log = _failing(changes, jobs, nodes, settings, log_under)
     else:
-        log = run(settings)
+        log = log_under(settings)
     sentences = getattr(chosen, "notes", None)
     notes = tuple(sentences(jobs, nodes)) if callable(sentences) else ()
     options, reasons = policy_options(chosen), getattr(chosen, "reasons", None)
@@ -111,9 +118,8 @@ def simulate(
 
 
 def _failing(
-    failures: NodeFailures, jobs: Workload, nodes: Nodes, settings: Settings,
-    run: Callable[[Settings], Log],
-) -> tuple[Settings, Log]:  # fmt: skip
+    failures: Any, jobs: Workload, nodes: Nodes, settings: Settings, run: Callable[[Settings], Log]
+) -> tuple[Settings, Log]:
     """A run with failures to the end of the last job, which is not known beforehand."""
     from optsched.cluster.workload.job import WORK
 
@@ -126,24 +132,16 @@ def _failing(
         until = 2 * int(log.finished.max())  # the failures before stay the same
 
 
-def _listed(changes: Any) -> Sequence[NodeChange]:
-    """Something to iterate over; `Settings` checks what is in it."""
-    if isinstance(changes, (str, bytes)) or not hasattr(changes, "__iter__"):
-        raise InputError(f"changes: expected a list of NodeChange, got {format_value(changes)}")
-    return list(changes)
-
-
 def chosen_policy(policy: Any) -> Policy:
     """The policy of this name, or this object if it is one."""
     if isinstance(policy, str):
         from optsched.cluster.policies import get
 
         return get(policy)
-    name = getattr(policy, "name", None)
+    given, name = format_value(policy), getattr(policy, "name", None)
     if isinstance(policy, type) or not callable(getattr(policy, "decide", None)):
         raise InputError(
-            "policy: expected a name or an object with the method `decide`, got "
-            f"{format_value(policy)}"
+            f"policy: expected a name or an object with the method `decide`, got {given}"
         )
     if not isinstance(name, str):
         raise InputError(f"policy: expected a text as its `name`, got {format_value(name)}")
@@ -155,29 +153,26 @@ def chosen_policy(policy: Any) -> Policy:
 
 def _check_groups(workload: Workload, policy: Policy) -> None:
     """Refuse limits of groups that the policy would ignore, or under which a job never runs."""
-    limited = [(g, group) for g, group in enumerate(workload.groups) if group.max_slots is not None]
-    if not limited:
-        return
-    g, group = limited[0]
-    if getattr(policy, "honours_max_slots", False) is not True:
-        raise InputError(
-            f"groups[{g}].max_slots: policy {format_value(policy.name)} would ignore that group "
-            f"{format_value(group.name)} has at most {group.max_slots}; take a policy that "
-            "honours it, "
-            "such as fair_share, or leave max_slots out"
-        )
     smallest = workload.size[workload.size_ptr[:-1]]
-    for g, group in limited:
+    for g, group in enumerate(workload.groups):
+        if group.max_slots is None:
+            continue
+        place, name = f"groups[{g}].max_slots", format_value(group.name)
+        if getattr(policy, "honours_max_slots", False) is not True:
+            raise InputError(
+                f"{place}: policy {format_value(policy.name)} would ignore that group {name} has "
+                f"at most {group.max_slots}; take a policy that honours it, such as fair_share, or "
+                "leave max_slots out"
+            )
         if group.name == "":
             raise InputError(
-                f"groups[{g}].max_slots: {group.max_slots} for jobs without a group, each of which "
-                "is one of its own; name a group"
+                f"{place}: {group.max_slots} for jobs without a group, each of which is one of its "
+                "own; name a group"
             )
-        most = group.max_slots or 0
-        for j in ((workload.group == g) & (smallest > most)).nonzero()[0][:1].tolist():
+        wide = (workload.group == g) & (smallest > group.max_slots)
+        for j in wide.nonzero()[0][:1].tolist():
             raise InputError(
-                f"groups[{g}].max_slots: group {format_value(group.name)} has at most {most}, but "
-                "its job "
+                f"{place}: group {name} has at most {group.max_slots}, but its job "
                 f"{format_value(workload.names[j])} needs {smallest[j]} GPUs and could never run; "
                 "raise it"
             )
@@ -186,28 +181,4 @@ def _check_groups(workload: Workload, policy: Policy) -> None:
 def policy_options(policy: Policy) -> dict[str, Any]:
     """Values of the options that the policy names."""
     names = getattr(policy, "options", ())
-    if not isinstance(names, (tuple, list, frozenset, set, dict)):
-        return {}
     return {key: getattr(policy, key) for key in sorted(names) if hasattr(policy, key)}
-
-
-def _log(
-    workload: Workload,
-    policy: Policy,
-    nodes: Nodes,
-    settings: Settings,
-    *,
-    engine: str,
-    on_progress: Callable[[int, int, int], None] | None,
-) -> Log:
-    """Compiled if the policy offers that and it may be used, else by asking."""
-    compiled = getattr(policy, "compiled", None)
-    if callable(compiled) and engine == "auto":
-        log: Log = compiled(workload, nodes, settings)
-        if on_progress is not None:
-            finished = log.finished
-            on_progress(int(finished.max()), int((finished >= 0).sum()), len(workload))
-        return log
-    from optsched.cluster.world.engine import simulate_generic
-
-    return simulate_generic(workload, policy, nodes, settings, on_progress).log

@@ -11,7 +11,7 @@ from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 from tick_oracle import simulate_by_ticks
-from toy_policies import Anything, Greedy
+from toy_policies import Anything
 
 from optsched.cluster import (
     ClusterView,
@@ -102,32 +102,6 @@ def test_everything_against_ticks(world: Any, seed: int) -> None:
     assert (log.finished >= 0).all()
 
 
-@given(worlds())
-def test_greedy_against_ticks(world: Any) -> None:
-    """A policy that never asks for more than there is."""
-    compared(*world, Greedy())
-
-
-@given(worlds(), st.integers(0, 10**6))
-def test_conservation(world: Any, seed: int) -> None:
-    """The work of all stays is the job's; GPUs are held by no more than they are; no overlap."""
-    workload, nodes, how = world
-    log = simulate_generic(workload, Anything(seed), nodes, how).log
-    done = np.bincount(log.job, log.work, minlength=len(workload))
-    assert (done == workload.work).all()
-    assert (log.work >= 0).all() and (log.end > log.start).all()
-    for j in range(len(workload)):
-        own = log.job == j
-        assert (log.start[own][1:] >= log.end[own][:-1]).all()
-        assert log.end[own][-1] == log.finished[j] and log.start[own][0] >= workload.submit[j]
-    for t in np.unique(log.start):
-        used = np.zeros(len(nodes))
-        for i in np.flatnonzero((log.start <= t) & (t < log.end)):
-            for k in range(log.node_ptr[i], log.node_ptr[i + 1]):
-                used[log.node[k]] += log.count[k] * (0.5 if log.half[i] else 1)
-        assert (used <= np.array(nodes.gpus)).all()
-
-
 @given(worlds(), st.integers(0, 10**6))
 def test_views_are_the_oracles(world: Any, seed: int) -> None:
     """Every column of every view, also the lazy ones."""
@@ -168,19 +142,3 @@ def test_replay_is_identical(seed: int) -> None:
     )
     for a, b in zip(first, again, strict=True):
         assert np.array_equal(a, b) if a is not None else b is None
-
-
-@given(worlds(), st.randoms())
-def test_rows_in_another_order(world: Any, dice: Any) -> None:
-    """Jobs of distinct submit times may be given in any order."""
-    workload, nodes, how = world
-    jobs = [
-        Job(name=name, submit=7 * i, sizes=tuple(workload.sizes_of(i).tolist()),
-            work=int(workload.work[i]), passes=int(workload.passes[i]))
-        for i, name in enumerate(workload.names)
-    ]  # fmt: skip
-    other = list(jobs)
-    dice.shuffle(other)
-    logs = [simulate_generic(Workload.of(x), Greedy(), nodes, how).log for x in (jobs, other)]
-    assert np.array_equal(logs[0].finished, logs[1].finished)
-    assert stays(logs[0]) == stays(logs[1])

@@ -10,7 +10,7 @@ from test_engine import stays
 from toy_policies import Anything, Greedy
 
 import optsched
-from optsched.cluster import Decision, Group, Job, NodeChange, Nodes, Settings, Workload, simulate
+from optsched.cluster import Decision, Job, NodeChange, Nodes, Settings, Workload, simulate
 from optsched.cluster.policies.packing_table import PackingTable
 from optsched.cluster.world.build import world
 from optsched.cluster.world.engine import simulate_generic
@@ -74,25 +74,6 @@ def test_placement_is_best_fit_then_the_emptiest() -> None:
     assert [row[-1] for row in stays(run.log)] == [{1: 2}, {0: 4, 3: 3}, {2: 3}]
 
 
-def test_a_removed_node_loses_the_open_pass_and_a_drained_one_does_not() -> None:
-    """At 7 the job is in its second pass of five units."""
-    for kind, end in (("drain", 20), ("remove", 7 + 15)):
-        run = simulate(
-            [job(passes=4, preemptible=False)], Greedy(), Nodes(2, 1),
-            changes=[NodeChange(7, 0, kind)],
-        )  # fmt: skip
-        assert run.log.finished.tolist() == [end]
-        assert run.log.preemptions.tolist() == [int(kind == "remove")]
-        assert run.log.node.tolist() == ([0] if kind == "drain" else [0, 1])
-
-
-def test_max_concurrent_hides_the_rest_of_a_group() -> None:
-    """One after the other, though there is room."""
-    jobs = [job(name, group="g") for name in "abc"] + [job("d")]
-    run = simulate(Workload.of(jobs, groups=[Group("g", max_concurrent=1)]), Greedy(), Nodes(1))
-    assert rows(run) == [(0, 0, 20, 0, 1), (3, 0, 20, 0, 1), (1, 20, 40, 0, 1), (2, 40, 60, 0, 1)]
-
-
 def test_packed_jobs_are_slower() -> None:
     """Half the speed while two share a GPU: 10 alone, 20 together for 10 each, the rest alone."""
     table = PackingTable({("x", "x"): (0.5, 0.5)})
@@ -110,19 +91,6 @@ def test_packed_jobs_are_slower() -> None:
     assert rows(run) == [(0, 0, 30, 0, 1), (1, 10, 40, 0, 1)]
     assert run.log.half.tolist() == [1, 2] and run.log.partner.tolist() == [-1, 0]
     assert optsched.verify(run.history) == []
-
-
-def test_rounds_ask_at_multiples() -> None:
-    """Also when nothing happens."""
-    seen: list[int] = []
-
-    class Watch(Greedy):
-        def decide(self, view: Any) -> Decision:
-            seen.append(view.time)
-            return super().decide(view)
-
-    simulate([job(submit=3)], Watch(), Nodes(1), round=7)
-    assert seen == [3, 7, 14, 21]
 
 
 def test_progress_and_interruption() -> None:

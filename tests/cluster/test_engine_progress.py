@@ -116,16 +116,6 @@ def test_limits_of_slots_that_would_be_ignored(policy: Any) -> None:
     simulate(work.changed(groups=(Group("f"), Group("g"))), policy, Nodes(1))
 
 
-def test_limits_of_slots_that_are_honoured() -> None:
-    """By `fair_share`, and by policies that say so; not by those that say anything else."""
-    work = Workload.of(jobs("a", "b", group="g"), groups=[Group("g", max_slots=1)])
-    assert simulate(work, "fair_share", Nodes(1)).log.finished.tolist() == [10, 20]
-    said = type("Said", (Greedy,), {"honours_max_slots": True})()
-    assert simulate(work, said, Nodes(1)).log.finished.tolist() == [10, 10]
-    with pytest.raises(InputError, match="would ignore"):
-        simulate(work, type("Said", (Greedy,), {"honours_max_slots": 1})(), Nodes(1))
-
-
 @pytest.mark.parametrize("most", [0, 2])
 def test_limits_below_the_smallest_size(most: int) -> None:
     """Refused before the start; tasks without GPUs need none."""

@@ -282,3 +282,18 @@ def test_jobs_that_may_not_be_preempted_keep_their_gpus(name: str, seed: int) ->
     run = simulate(jobs, name, Nodes.parse(["4:A,4:B", "2x2:A:3,1x4:B:8"][seed % 2]))
     assert (run.log.finished > 0).all()
     assert not run.log.preemptions[~run.workload.preemptible].any()
+
+
+def test_a_job_that_is_not_preemptible_keeps_its_size() -> None:
+    """It is to grow from two GPUs to four, which only a type has that it does not run on."""
+
+    class Grows(Greedy):
+        def decide(self, view: ClusterView) -> Decision:
+            return Decision(np.array([2 if view.time < 5 else 4]), wake_at=view.time + 5)
+
+    nodes = Nodes.of([2, 4, 4], types=["A100", "V100", "A100"])
+    job = Job(name="a", sizes=(2, 4), work=40 * WORK, preemptible=False, speeds={"V100": 0})
+    drained = [NodeChange(0, 2, "drain"), NodeChange(10, 2, "add")]
+    log = simulate([job], Grows(), nodes, resize="anytime", changes=drained).log
+    assert log.gpus.tolist() == [2, 4] and log.start.tolist() == [0, 10]
+    assert log.preemptions.tolist() == [0]

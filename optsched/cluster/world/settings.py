@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -56,14 +57,12 @@ class Settings:
             object.__setattr__(self, key, integer(key, getattr(self, key)))
         one_of("resize", self.resize, RESIZES)
         one_of("checkpoint", self.checkpoint, CHECKPOINTS)
-        if isinstance(self.changes, NodeChange) or not hasattr(self.changes, "__iter__"):
-            raise InputError(
-                f"changes: expected a list of NodeChange, got {format_value(self.changes)}"
-            )
         if self.start is not None and not isinstance(self.start, Start):
             raise InputError(f"start: expected Start(now, stays), got {format_value(self.start)}")
-        changes = tuple(self.changes)
-        for i, change in enumerate(changes):
-            if not isinstance(change, NodeChange):
-                raise InputError(f"changes[{i}]: expected a NodeChange, got {format_value(change)}")
+        changes = tuple(self.changes) if isinstance(self.changes, Iterable) else (self.changes,)
+        for change in changes:
+            if not isinstance(change, NodeChange) or self.changes is change:
+                raise InputError(
+                    f"changes: expected a list of NodeChange, got {format_value(self.changes)}"
+                )
         object.__setattr__(self, "changes", changes)
