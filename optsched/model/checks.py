@@ -135,7 +135,7 @@ _recent: list[tuple[Resource, ...]] = [()]
 
 
 def _resources(given: Any) -> tuple[Resource, ...]:
-    if given is _recent[0]:
+    if any(given is known for known in _recent):
         return _recent[0]
     seen: dict[str, int] = {}
     found = []

@@ -83,7 +83,7 @@ class _Operations:
         if is_integer(key) and 0 <= key < n:
             return int(key)
         if isinstance(key, tuple) and len(key) == 2 and is_integer(key[1]):
-            job = self.jobs.get(key[0]) if isinstance(key[0], str) else key[0]
+            job: Any = self.jobs.get(key[0]) if isinstance(key[0], str) else key[0]
             row = self.by_job.get(job, []) if is_integer(job) else []
             if 0 <= key[1] < len(row):
                 return row[key[1]]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rolling_arrays import equal_jobs, rolling
-from strategies import schedules, spoilt
+from strategies import spoilt
 
 import optsched
-from optsched.analysis.iterations import JobReport, has_iterations, job_reports, throughput
+from optsched.analysis.iterations import JobReport, job_reports, throughput
 from optsched.analysis.report import report
 
 if TYPE_CHECKING:
@@ -129,25 +129,6 @@ def test_one_shot_arrays_by_hand() -> None:
         assert row.latency - row.wait == (12, 4)[row.job]
     assert report(s).throughput == pytest.approx(2 * 10**6 / s.makespan)
     assert report(s).solver == "dispatch"
-
-
-def test_micro_batches_are_one_iteration() -> None:
-    """All micro-batches of a job count as one iteration, from the first F to the last B."""
-    array = optsched.JobArray([[1, 1]], [[2, 2]], micro_batches=4)
-    result = optsched.solve(array, iterations=50)
-    assert result.schedule is not None
-    (row,) = job_reports(result.schedule)
-    assert (row.iterations, row.latency) == (1, result.schedule.makespan)
-
-
-@given(schedules())
-def test_other_schedules_have_no_iterations(s: Schedule) -> None:
-    """Operations that are no blocks, or no forward at all: nothing to tell."""
-    if has_iterations(s):
-        assert "F" in s.kind.tolist() and "" not in s.kind.tolist()
-    else:
-        assert job_reports(s) == ()
-        assert report(s).throughput is None
 
 
 @given(spoilt(arrays()))

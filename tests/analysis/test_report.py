@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rolling_arrays import equal_jobs, rolling
+from rolling_arrays import equal_jobs
 from strategies import graphs, periodic_schedules, schedules, spoilt
 
 from optsched import JobArray, pipelines
@@ -21,7 +21,6 @@ from optsched.analysis.report import report
 from optsched.analysis.unroll import unroll
 from optsched.errors import InputError
 from optsched.model.schedule import Arcs, Csr, Objective, Resource, Schedule
-from optsched.solving.progress import relative_gap
 
 
 def hand_made(start: list[int], **changes: object) -> Schedule:
@@ -198,35 +197,6 @@ def test_show_of_a_loose_period_says_so() -> None:
     assert "these orders allow a period of 60 µs" in printed(summary)
 
 
-def test_show_of_a_rolling_array() -> None:
-    """Period, bound, gap, status and solver; devices; one line for jobs that are alike."""
-    s = equal_jobs(4, 3, 5, 10, activation=2, memory=7)
-    s = replace(
-        s,
-        objective=Objective("period", 60, 50, "feasible"),
-        provenance={"solver": "tabu", "recompute": [False, False, False, True]},
-    )
-    text = printed(report(s))
-    assert "period 60 µs, lower bound 50 µs, gap 20.0 %, feasible, by tabu" in text
-    assert "4 iterations a cycle, 6.667e+04 a second" in text
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "gpu0 60 µs 100.0 % 0.0 % 6 B 7 B" in lines
-    assert "0 … 2 1 45 µs 0.75 0 µs 0.0 % no" in lines
-    assert "3 1 45 µs 0.75 0 µs 0.0 % yes" in lines
-    assert "critical cycle, " in text
-
-
-def test_many_jobs_are_cut_off() -> None:
-    """More jobs than a screen holds: the rest is counted, not printed."""
-    jobs = 80
-    s = rolling(
-        [7 * j for j in range(jobs)], [[1 + j % 2] for j in range(jobs)], [[2]] * jobs, 7 * jobs
-    )
-    text = printed(report(s))
-    assert "… and the jobs after 63" in text
-    assert len(report(s).iterations) == jobs
-
-
 def test_critical_path_of_every_feature() -> None:
     """By hand: a setup before a gang, then the other resource, a zero duration, the end mark."""
     s = hand_made([0, 6, 9, 14, 15])
@@ -248,15 +218,6 @@ def test_graphs_are_refused(graph: Schedule) -> None:
 def test_wrong_schedules_are_still_shown(s: Schedule) -> None:
     """A report and its table exist for every document, right or wrong."""
     assert printed(report(s))
-
-
-@pytest.mark.parametrize(
-    ("value", "bound", "expected"),
-    [(12, 10, 0.2), (10, 10, 0.0), (0, 0, 0.0), (5, 0, None), (5, None, None), (None, 5, None)],
-)
-def test_gap(value: int | None, bound: int | None, expected: float | None) -> None:
-    """Relative to the bound; unknown without a positive one."""
-    assert relative_gap(value, bound) == (None if expected is None else pytest.approx(expected))
 
 
 def test_table_shows_names_as_they_are() -> None:

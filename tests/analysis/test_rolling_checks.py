@@ -15,13 +15,6 @@ from optsched.testing.brute_force import best_period
 from optsched.testing.problems import random_problems, tiny_problems
 
 
-@pytest.mark.parametrize("jobs,stages", [(1, 3), (2, 2), (3, 2), (2, 3)])
-def test_brute_force_knows_equal_jobs(jobs: int, stages: int) -> None:
-    """``max(K, S) (f + b)``."""
-    array = JobArray([[1] * stages] * jobs, [[2] * stages] * jobs, objective="period")
-    assert best_period(array.graph()) == max(jobs, stages) * 3
-
-
 @seeds(8, 30)
 def test_bounds_hold_and_orders_are_no_better(seed: int) -> None:
     """Every bound <= optimum <= every feasible order."""

@@ -59,18 +59,6 @@ def test_jackson_takes_arrays_and_negative_deliveries() -> None:
     assert jackson_preemptive([], [], []) == 0
 
 
-@given(st.randoms(use_true_random=False))
-def test_jackson_of_few_delivery_times(rng: Random) -> None:
-    """Large arrays with few different delivery times take another way to the same number."""
-    n, top = rng.randint(64, 90), rng.choice([5, 400])
-    columns = [
-        [rng.randint(0, top) for _ in range(n)],
-        [rng.choice([0, rng.randint(0, 9)]) for _ in range(n)],
-        [rng.choice([-7, 0, 3, 50, 51]) for _ in range(n)],
-    ]
-    assert jackson_preemptive(*map(np.array, columns)) == jackson_preemptive(*columns)
-
-
 def check(graph: Schedule, optimum: int | None) -> None:
     """Every bound is below the optimum; nothing feasible is called infeasible."""
     if optimum is None:
@@ -95,13 +83,6 @@ def test_never_above_the_optimum(draw: Callable[[Random], Any], rng: Random) -> 
     check(problem.graph(), optimum)
     if optimum is not None and not isinstance(problem, Schedule):
         assert problem.infeasibility() == "" and problem.lower_bound() <= optimum
-
-
-@given(st.randoms(use_true_random=False))
-def test_the_two_oracles_agree(rng: Random) -> None:
-    """All orders one by one, and dynamic programming over sets, give the same optimum."""
-    graph = random_graph(rng, 5)
-    assert best_by_states(graph) == best_makespan(graph)
 
 
 def ones(switch: object, **rest: object) -> JobArray:

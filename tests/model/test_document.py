@@ -38,21 +38,6 @@ def test_round_trip(s: Schedule, name: str, provenance: dict[str, Any]) -> None:
     assert again.kind.tolist() == s.kind.tolist()
 
 
-@given(schedules())
-def test_fields_at_their_default_are_left_out(s: Schedule) -> None:
-    """No operation has a field that is zero, empty or without deadline; no null anywhere."""
-    tree = json.loads(write(s))
-    for operation in tree["operations"]:
-        rest = {
-            key: value for key, value in operation.items() if key not in ("duration", "deadline")
-        }
-        assert all(value not in (0, "", [], None) for value in rest.values())
-        assert operation.get("deadline", 0) is not None
-    assert None not in tree.values()
-    assert all(arc[-1] != 0 or len(arc) == 2 for arc in tree.get("arcs", []))
-    assert {"starts", "sequences", "objective"}.isdisjoint(json.loads(write(s.graph())))
-
-
 def example() -> Schedule:
     """A schedule with a little of everything."""
     return Schedule(

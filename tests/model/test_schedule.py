@@ -136,18 +136,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"duration": [3.0, 4.0]}, "duration: expected integers, got float64 values"),
     ({"duration": [True, False]}, "duration: expected integers, got bool values"),
     ({"duration": [[3, 4]]}, "duration: expected a flat array, got shape (1, 2)"),
-    ({"duration": [[3], [4, 5]]}, "duration: expected a flat list of integers"),
-    ({"duration": [10**30, 1]}, "duration: expected integers, got object values"),
-    ({"duration": None}, "duration: expected integers, got object values"),
     ({"job": [1]}, "job: expected 2 values, one per operation, got 1"),
-    ({"release": [0, -2]}, "operations[1].release: expected an integer >= 0, got -2"),
-    ({"deadline": [5]}, "deadline: expected 2 values, one per operation, got 1"),
-    ({"deadline": [5, -1]}, "operations[1].deadline: expected an integer >= 0, got -1"),
     (
         {"deadline": [5, BIG + 1]},
         f"operations[1].deadline: expected an integer <= 2^53, got {BIG + 1}",
     ),
-    ({"kind": ["F"]}, "kind: expected 2 values, one per operation, got 1"),
     ({"kind": ["F", 1]}, "operations[1].kind: expected a string, got 1"),
     ({"kind": "FB"}, 'kind: expected a list of strings, got "FB"'),
     ({"kind": ["F", "B" * 17]}, "operations[1].kind: longer than 16 characters"),
@@ -160,9 +153,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"op_resources": [[0], [0, 0]]}, "operations[1].resources: names resource 0 twice"),
     ({"resources": None}, "resources: expected a list of Resource(name, memory), got None"),
     ({"resources": ("ab",)}, 'resources[0]: expected Resource(name, memory), got "ab"'),
-    ({"resources": (("a", 1, 2),)}, "resources[0]: expected Resource(name, memory)"),
-    ({"resources": ((5, 1),)}, "resources[0].name: expected a string, got 5"),
-    ({"resources": (("a" * 201, 1),)}, "resources[0].name: longer than 200 characters"),
     (
         {"resources": (("\ud800", 1),)},
         "resources[0].name: half a surrogate pair, U+D800, is no character",
@@ -171,20 +161,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"resources": (("a", True),)},
         "resources[0].memory: expected an integer in 0..2^53, got True",
     ),
-    ({"resources": (("a", -1),)}, "resources[0].memory: expected an integer in 0..2^53, got -1"),
     ({"resources": (("a",), ("a",))}, 'resources[1].name: "a" is also the name of resources[0]'),
     ({"arcs": [(0, 2)]}, "arcs[0]: head 2 is no operation (there are 2)"),
-    ({"arcs": [(-1, 1)]}, "arcs[0]: tail -1 is no operation (there are 2)"),
     ({"arcs": [(1, 1)]}, "arcs[0]: operation 1 before itself"),
     ({"arcs": [(0, 1, -4)]}, "arcs[0]: lag -4 is outside -3..2^53"),
     ({"arcs": [(0, 1, 0, 1)]}, "arcs[0]: distance 1, but the schedule has no period"),
     ({"arcs": [(0, 1, 0, -1)], "period": 9}, "arcs[0]: expected a distance >= 0, got -1"),
     ({"arcs": [(0, 1), (1, 0)]}, "arcs: operations 0 -> 1 -> 0 form a cycle"),
     ({"time_unit": "h"}, 'time_unit: expected one of ns, us, ms, s, got "h"'),
-    ({"time_unit": ["us"]}, "time_unit: expected one of ns, us, ms, s, got ['us']"),
-    ({"name": 5}, "name: expected a string, got 5"),
     ({"name": "x" * 201}, "name: longer than 200 characters"),
-    ({"period": "5"}, 'period: expected an integer in 1..2^53, got "5"'),
     ({"period": 0}, "period: expected an integer in 1..2^53, got 0"),
     ({"period": 9, "release": [0, 1]}, "operations[1].release: not allowed in a periodic schedule"),
     (
@@ -205,7 +190,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "sequences: expected 1 rows, one per resource, got 2",
     ),
     ({"sequences": [[0, 2]], "start": [0, 3]}, "sequences[0]: 2 is no operation (there are 2)"),
-    ({"sequences": [[0, 1]], "start": [0]}, "starts: expected 2 values, one per operation, got 1"),
     ({"sequences": [[0, 1]], "start": [0, -3]}, "starts[1]: expected 0..2^53, got -3"),
     (
         {"sequences": [[0, 1]], "start": [0, 9], "period": 9},
@@ -228,7 +212,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"objective": Objective("makespan", 3, 2, "best")},
         'objective.status: expected one of optimal, feasible, infeasible, unknown, got "best"',
     ),
-    ({"provenance": [1]}, "provenance: expected a mapping, got [1]"),
     ({"provenance": {1: 2}}, "provenance: expected keys that are strings, got 1"),
     (
         {"provenance": {"a": {"b": float("nan")}}},
@@ -264,10 +247,3 @@ def test_message_of_a_long_cycle_is_short() -> None:
         )
     assert sorted(caught.value.cycle) == list(range(n))
     assert len(str(caught.value)) < 200
-
-
-def test_numpy_provenance_becomes_plain() -> None:
-    """NumPy scalars and tuples in the provenance are written as JSON has them."""
-    s = two(provenance={"seed": np.int64(3), "share": np.float64(0.5), "sizes": (1, 2)})
-    assert s.provenance == {"seed": 3, "share": 0.5, "sizes": [1, 2]}
-    assert type(s.provenance["seed"]) is int

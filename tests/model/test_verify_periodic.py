@@ -242,21 +242,6 @@ def test_huge_offsets_are_exact() -> None:
     assert ("precedence", (0, 1), None, held) in facts(verify(backwards))
 
 
-def test_unroll_by_hand() -> None:
-    """Operations of a negative iteration are absent; cycles follow each other at the period."""
-    flat = unroll(ROLLING, 2)  # 0, 1, 4, 5, 6 of the first cycle, then all eight of the second
-    assert flat.sequences == Csr.of([[2, 0, 12, 9, 8, 5], [3, 4, 1, 7, 10, 11, 6]])
-    assert flat.start.tolist() == [17, 21, 6, 10, 13, 39, 43, 24, 33, 28, 32, 35, 22]
-    assert flat.iteration.tolist() == [0, 0, 0, 0, 0, 1, 1, 0, 0, 1, 1, 1, 0]
-    assert {tuple(row) for row in np.stack(flat.arcs, axis=1).tolist()} == {
-        *[(0, 1, 1, 0), (1, 7, 0, 0), (7, 8, 1, 0), (2, 3, 1, 0), (3, 4, 0, 0), (4, 12, 1, 0)],
-        *[(5, 6, 1, 0), (9, 10, 1, 0), (10, 11, 0, 0)],
-        *[(8, 5, 0, 0), (7, 6, 0, 0), (12, 9, 0, 0), (4, 10, 0, 0), (4, 5, 0, 0)],
-    }
-    assert flat.objective == Objective("makespan", 46)
-    assert flat.period is None
-
-
 def test_unroll_counts_iterations_over_the_copies_of_a_job() -> None:
     """With two copies of a job a cycle, iteration numbers go up by two."""
     plan = Schedule(

@@ -416,12 +416,14 @@ def _subset(schedule: Schedule, keep: npt.NDArray[np.bool_]) -> Schedule:
     number = np.where(keep, np.cumsum(keep) - 1, -1)
     tail, head, lag, distance = schedule.arcs
     inner = keep[tail] & keep[head]
-    rows = schedule.sequences
+    rows = None if schedule.sequences is None else schedule.sequences.to_lists()
     return replace(
         schedule,
-        op_resources=Csr.of([schedule.op_resources[i] for i in np.flatnonzero(keep)]),
+        op_resources=Csr.of([schedule.op_resources[i] for i in np.flatnonzero(keep).tolist()]),
         arcs=Arcs(number[tail[inner]], number[head[inner]], lag[inner], distance[inner]),
-        sequences=None if rows is None else Csr.of([number[row[keep[row]]] for row in rows]),
+        sequences=None
+        if rows is None
+        else Csr.of([[int(number[i]) for i in row if keep[i]] for row in rows]),
         start=None if schedule.start is None else schedule.start[keep],
         objective=None,
         **{key: getattr(schedule, key)[keep] for key in COLUMNS},
