@@ -7,7 +7,6 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -259,26 +258,3 @@ def test_hand_made_schedules_are_repeated() -> None:
 def both_ways(micro_batches: int) -> list[list[int]]:
     """Chimera's two directions on four devices."""
     return [[3, 2, 1, 0] if m % 2 else [0, 1, 2, 3] for m in range(micro_batches)]
-
-
-@seeds(6, 12)
-def test_chimera_is_offered_to_rolling_jobs(seed: int) -> None:
-    """Repeated with the overlap that its orders allow; what does not fit is not offered."""
-    rng = random.Random(seed)
-    forward, backward, activation = ([[rng.randint(1, 6) for _ in range(4)]] for _ in range(3))
-    many = rng.choice([4, 8, 12])
-    job = JobArray(
-        forward, backward, activation=activation, micro_batches=many, update=rng.choice([1, 2])
-    )
-    made = pipelines.chimera(job)
-    array = job.replace(place=[both_ways(many)], microbatch_order="free", update_mode="block")
-    rolling = array.with_objective("period")
-    assert array.graph().same_graph(made) and made.sequences is not None
-    monitor = Monitor(Limits(iterations=1))
-    hand_made.offer(rolling, monitor)
-    assert monitor.objective == rolling.evaluate_orders(made.sequences)
-    assert monitor.history[-1].source == "pipelines.chimera"
-    assert optsched.verify(rolling.scheduled(monitor.solution)) == []
-    tight = Monitor(Limits(iterations=1))
-    hand_made.offer(rolling.replace(memory=int(array.activation.max())), tight)
-    assert tight.objective is None
