@@ -31,7 +31,7 @@ BOUND_STRONG_UP_TO = 700
 
 START = (3e-4, 3e-6)
 """Seconds to start a search, per operation, and per pair of operations on a resource and thread:
-CP-SAT simplifies the model, loads it into every thread, and hears no call to stop meanwhile."""
+CP-SAT simplifies the model and loads it into every thread, and cannot be stopped meanwhile."""
 
 STOP = 0.3
 """Time from a call to stop until all threads have ended, as a share of what they took to start."""

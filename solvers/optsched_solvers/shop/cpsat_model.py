@@ -18,7 +18,7 @@ from optsched_solvers.shop.proof.symmetry import identical_jobs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PLAIN: Final = "plain"
+NO_OVERLAP: Final = "no overlap"
 LONGER: Final = "longer intervals"
 PAIRS: Final = "pairs"
 CIRCUIT: Final = "circuit"
@@ -72,7 +72,7 @@ class Model:
         self._complete_hint()
 
     def sequences(self, value: Callable[[Any], int]) -> Csr:
-        """Orders of a solution, whose variables `value` gives: by start time, or as a circuit says.
+        """Orders of a solution, given by the values of variables: by start time, or by the circuit.
 
         Raises `CyclicOrder` where operations of zero duration at one instant cannot be ordered.
         """
@@ -140,7 +140,7 @@ class Model:
         if not memory_bounds.frees_in_order(graph, r, self.holdings, self.reach):
             return CIRCUIT
         if not graph.has_setups or not any(graph.setup(i, k) for i, k in permutations(on, 2)):
-            return PLAIN
+            return NO_OVERLAP
         if zero or not _triangular(graph, on):
             return CIRCUIT
         return LONGER if self._setups_fit_intervals(r, on) else PAIRS
@@ -183,9 +183,9 @@ class Model:
         return True
 
     def _longer(self, r: int, i: int) -> Any:
-        """Interval of i and its setup; a Boolean says "directly" to who may follow sooner.
+        """Interval of i and its setup; a Boolean is true if the sooner follower is next.
 
-        If so, the interval lasts until that one starts: nobody else comes between.
+        If so, the interval lasts until that operation starts.
         """
         model, start = self.model, self.start[i]
         size = self.duration[i] + int(self.graph.setup_out[i])
@@ -223,11 +223,11 @@ class Model:
                 self.hint[forth] = int(self.known[i] < self.known[k])
 
     def _circuit(self, r: int, on: list[int]) -> None:
-        """Who follows whom, directly: exact for any setups, zero durations and memory ties."""
+        """Immediate successors as a circuit: exact for any setups, zero durations and memory."""
         graph, model = self.graph, self.model
         n, capacity = len(on), int(graph.memory[r])
         model.add_no_overlap([self.interval[i] for i in on])
-        # nobody frees what is not held, with or without a limit
+        # bytes can be freed only if they are held, with or without a limit
         most = capacity or int((graph.acquire + graph.workspace)[on].sum())
         level = [model.new_int_var(0, most, f"M{i}") for i in on] if most else []
         arcs: list[tuple[int, int, Any]] = []
@@ -276,7 +276,7 @@ class Model:
         return row
 
     def _memory(self, r: int, on: list[int]) -> None:
-        """Held bytes as intervals from the start of the holder to the end of who frees them."""
+        """Held bytes as intervals from the start of the holder to the end of the freer."""
         graph, model = self.graph, self.model
         intervals, demands = [], []
         for holding in self.holdings:

@@ -23,7 +23,7 @@ MEMORY: Final = 40
 """A point is accepted if it is no worse than the current point of that many steps ago."""
 
 STUCK: Final = int(np.iinfo(np.int64).max)
-"""Value of a point whose list schedule gets stuck on memory."""
+"""Value of a point without a schedule: memory blocks it."""
 
 
 def improve(

@@ -32,8 +32,8 @@ jobs by total work, at most S - s in flight on stage s, forward first."""
 
 RULES = (*PIPELINE_RULES, *SHOP_RULES)
 
-PLAIN_UP_TO = 1000
-"""Operations of a list schedule that plain Python makes in a tenth of a second, with caps too."""
+SLOW_UP_TO = 1000
+"""Operations of a list schedule that Python without kernels makes in a tenth of a second."""
 
 KERNELS = ("optsched.kernels.longest_path", "optsched.kernels.list_schedule")
 """Modules that compile."""
@@ -63,7 +63,7 @@ def supported_graph(graph: Schedule) -> Support:
 
 
 def supported_objective(problem: Problem) -> Support:
-    """Whether the makespan of one iteration is asked for: no period to be found or kept."""
+    """Whether the objective is the makespan of one iteration."""
     if problem.objective_name != "makespan":
         what = problem.objective_name
         return Support(False, f"only the makespan of one iteration is supported, not the {what}")
@@ -79,9 +79,9 @@ def try_rules(
     rules: tuple[str, ...] = RULES,
     keep: Callable[[Csr], object] | None = None,
 ) -> int:
-    """Offer the schedules of all rules; returns how many list schedules were made.
+    """Report the schedules of all rules; returns the number of list schedules.
 
-    `keep` is called with the orders of each, the best or not.
+    `keep` is called with the orders of each.
     """
     dispatcher = Dispatcher(graph, limits.seed)
     most = len(RULES) * 8 if limits.iterations is None else limits.iterations
@@ -108,9 +108,9 @@ def try_rules(
 
 
 def offer_quick(graph: Schedule, limits: Limits, monitor: Monitor) -> None:
-    """Offer a schedule made in plain Python: the first rule's, just as the kernel makes it.
+    """Report the first rule's schedule, made without kernels.
 
-    Where that takes too long, or the rule gets stuck, one job after the other.
+    One job after the other where that takes too long, or the rule gets stuck.
     """
     dispatcher = Dispatcher(graph, limits.seed)
     if not graph.n_operations:
@@ -126,8 +126,8 @@ def offer_quick(graph: Schedule, limits: Limits, monitor: Monitor) -> None:
 
 
 def quick_schedule(dispatcher: Dispatcher, variant: Variant) -> tuple[Csr, IntArray] | None:
-    """The kernel's schedule, made in plain Python; None if stuck, or too much to do."""
-    small = dispatcher.graph.n_operations <= PLAIN_UP_TO
+    """The kernel's schedule, made without kernels; None if stuck, or for too many operations."""
+    small = dispatcher.graph.n_operations <= SLOW_UP_TO
     return dispatcher.sequences(variant) if small else None
 
 
@@ -149,7 +149,7 @@ def order_of(graph: Schedule, sequences: Csr) -> IntArray:
 
 
 def one_job_at_a_time(graph: Schedule) -> IntArray:
-    """All operations, job by job, every job in the order of the arcs: what memory caps allow most.
+    """All operations, job by job, in the order of the arcs: needs the least memory.
 
     Arcs between jobs may contradict this order: check the schedule.
     """
@@ -180,7 +180,7 @@ def is_pipeline(graph: Schedule) -> bool:
 
 
 def variants(graph: Schedule, rules: tuple[str, ...]) -> Iterator[Variant]:
-    """All ways to apply those of the rules that fit the graph; forward ones first."""
+    """All ways to apply those of the rules that fit the graph, forward first."""
     pipeline = is_pipeline(graph)
     late = pipeline and bool(np.isin(graph.kind, ("W", "U")).any())
     for backwards in (False, True):

@@ -144,7 +144,7 @@ def _lags(graph: Schedule, operation: IntArray) -> IntArray | None:
 def _setups(graph: Schedule, operation: IntArray) -> tuple[IntArray, IntArray]:
     """Least setup out of and into each row's family on the machine of each position.
 
-    Zeros unless every row is one family that nobody shares.
+    Zeros unless every row is a family that no other row shares.
     """
     none = np.zeros_like(operation), np.zeros_like(operation)
     family = graph.family[operation]

@@ -1,8 +1,8 @@
 """Failure-directed search for the shortest schedule: proof from above, climb from below.
 
-Two trees over the same arrays. The *proof* asks for a schedule better than the best known one: it
-finds one, or refutes that there is any. The *climb* raises the lower bound (`destructive`). A small
-gap gives most of the work to the proof. Vilim, Laborie & Shaw (2015); edge finding and shaving:
+Two trees over the same arrays. The *proof* searches for a schedule better than the best known one,
+or refutes that there is any. The *climb* raises the lower bound (`destructive`). A small gap gives
+most of the work to the proof. Vilim, Laborie & Shaw (2015); edge finding and shaving:
 Carlier & Pinson (1990), Martin & Shmoys (1996).
 """
 

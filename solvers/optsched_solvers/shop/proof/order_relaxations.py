@@ -15,7 +15,7 @@ v, ahead at v + 1. Those of the first sort run one after another before k(a). Th
 start at v after the end of k(v), run there one after another, and the last of them then needs at
 least c = min over j /= k of (l_j(v) + d_j(v + 1)) until it ends at v + 1, which is before k(v + 1)
 starts. So the gap between k(v) and k(v + 1) is at least c + sum d_j(v), and at least l_k(v): with
-loss_k(v) = max(0, l_k(v) - c), at least l_k(v) - loss_k(v) + sum d_j(v) if anybody passes or not.
+loss_k(v) = max(0, l_k(v) - c), at least l_k(v) - loss_k(v) + sum d_j(v), with an empty sum too.
 Counting d_j(v + 1) instead is the same with c = min (d_j(v) + l_j(v)), as all of them run at v + 1
 inside the gap and the first cannot start there sooner. The gaps of k are disjoint, and every row
 of A falls into one of the sums. In a proportionate flow shop this is the theorem that no order
@@ -103,7 +103,7 @@ def relaxations(
     single_states: int = SINGLE_STATES,
     pair_states: int = PAIR_STATES,
 ) -> Iterator[Relaxation]:
-    """All relaxations of a graph, the cheap ones first, busy machines first.
+    """All relaxations of a graph, from cheap to expensive, busy machines first.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ def relaxations(
             yield _pairs(graph, routes, (p, q), groups, pair_states)
 
 
-# what a machine is asked
+# relaxations of one machine
 
 
 def _places(routes: Routes) -> list[tuple[int, int]]:
@@ -192,8 +192,8 @@ def _pairs(
 def growing(routes: Routes) -> list[list[Family]]:
     """Heads of every position that grow with the rows ahead, and the fixed one.
 
-    One family per position at which it begins, carried from cut to cut; no useless ones. Of
-    reversed routes these are the tails, counted from the end of the operation.
+    One family per position at which it begins, carried from cut to cut, without dominated families.
+    Of reversed routes these are the tails, counted from the end of the operation.
     """
     duration, lag = routes.duration, routes.lag
     begun: list[Family] = []
@@ -201,16 +201,16 @@ def growing(routes: Routes) -> list[list[Family]]:
     for p in range(len(routes.machine)):
         if p:
             v = p - 1
-            lost_here = _loss(lag[:, v], lag[:, v] + duration[:, p])
-            lost_there = _loss(lag[:, v], lag[:, v] + duration[:, v])
-            reach = duration[:, v] + lag[:, v]
+            lost_by_first = _loss(lag[:, v], lag[:, v] + duration[:, p])
+            lost_by_second = _loss(lag[:, v], lag[:, v] + duration[:, v])
+            step = duration[:, v] + lag[:, v]
             for a, (base, weight) in enumerate(begun):
-                here = np.minimum(weight, duration[:, v])
-                there = np.minimum(weight, duration[:, p])
-                if here.sum() - lost_here.mean() >= there.sum() - lost_there.mean():
-                    begun[a] = Family(base + reach - lost_here, here)
+                by_first = np.minimum(weight, duration[:, v])
+                by_second = np.minimum(weight, duration[:, p])
+                if by_first.sum() - lost_by_first.mean() >= by_second.sum() - lost_by_second.mean():
+                    begun[a] = Family(base + step - lost_by_first, by_first)
                 else:
-                    begun[a] = Family(base + reach - lost_there, there)
+                    begun[a] = Family(base + step - lost_by_second, by_second)
         begun.append(Family(np.full(len(duration), routes.head[:, p].min()), duration[:, p]))
         fixed = Family(routes.head[:, p], np.zeros_like(routes.head[:, p]))
         found.append(_strongest([fixed, *begun]))
@@ -256,9 +256,9 @@ def _by_kind(
     values = np.concatenate(columns, axis=1)
     all_kinds, all_copies = np.unique(values, axis=0, return_counts=True)
     kinds, copies = _merged(all_kinds, all_copies, pairs, most)
-    rest = iter(range(COLUMNS, kinds.shape[1], 2))
+    column = iter(range(COLUMNS, kinds.shape[1], 2))
     made = tuple(
-        tuple(Family(kinds[:, c], kinds[:, c + 1]) for _, c in zip(group, rest, strict=False))
+        tuple(Family(kinds[:, c], kinds[:, c + 1]) for _, c in zip(group, column, strict=False))
         for group in groups
     )
     merged = len(kinds) < len(all_kinds)
@@ -286,7 +286,7 @@ def _time(row: IntArray) -> int:
 
 
 def number_of_states(copies: list[int], pairs: bool) -> int:
-    """How many multisets of rows there are; with `pairs`, twice counted ones."""
+    """Number of multisets of rows; with `pairs`, of rows counted twice."""
     states = 1
     for c in copies:
         states *= (c + 1) * (c + 2) // 2 if pairs else c + 1

@@ -18,11 +18,11 @@ SLICE: Final = 1 << 14
 """States between two looks at the monitor, a few milliseconds."""
 SOURCE: Final = "pipeline_bounds"
 ROUGHLY: Final = 1000
-"""A thousandth: how near the first round comes to what a relaxation can prove."""
+"""Inverse precision of the first round: a thousandth of the bound."""
 
 
 class Probe:
-    """Is there an order that ends by a deadline? Advances in slices."""
+    """Decide in slices whether some order ends by a deadline."""
 
     def __init__(self, relaxation: Relaxation, deadline: int, finish: IntArray) -> None:
         n = len(relaxation.copies)
@@ -39,7 +39,7 @@ class Probe:
         weight = np.array([f.weight for f in families], np.int64).reshape(-1, n)
         self.weight = weight.ravel()
         self.sums = np.zeros(len(families), np.int64)
-        for group in (1, 3):  # nobody has passed: everybody is behind
+        for group in (1, 3):  # at first no row has passed
             rows = slice(first[group], first[group + 1])
             self.sums[rows] = weight[rows] @ self.copies
         sizes = [number_of_states([c], relaxation.pairs) for c in self.copies.tolist()]

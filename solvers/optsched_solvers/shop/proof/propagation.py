@@ -1,7 +1,6 @@
 """Propagation of windows and orders to the fixpoint, and edge finding on one machine.
 
-All functions are compiled into the kernel that calls them. They return False as soon as the target
-is refuted; then `forget` drops what was still to be looked at.
+Functions return False as soon as the target is refuted; then `forget` empties the queues.
 """
 
 from __future__ import annotations
@@ -132,7 +131,11 @@ def forget(s):  # type: ignore[no-untyped-def]
 
 @helper(counted=False)
 def fixpoint(s):  # type: ignore[no-untyped-def]
-    """Propagate until nothing changes: orders, arcs, cheap machine rules, at last costly ones."""
+    """Propagate until nothing changes: orders, arcs, cheap machine rules, costly machine rules.
+
+    Invariant: everything that changed since its rules were last applied is in one of the queues.
+    Cheap rules go first, so that costly rules see their results.
+    """
     while True:
         if s.queue[DECIDED].size:
             if not _follow_order(s, _pop(s, DECIDED)):
@@ -165,8 +168,8 @@ def fixpoint(s):  # type: ignore[no-untyped-def]
 def _push(s, kind, value):  # type: ignore[no-untyped-def]
     queue = s.queue[kind]
     at = queue.head + queue.size
-    if at >= queue.room:
-        at -= queue.room
+    if at >= queue.capacity:
+        at -= queue.capacity
     s.ring[queue.first + at] = value
     queue.size += 1
 
@@ -176,7 +179,7 @@ def _pop(s, kind):  # type: ignore[no-untyped-def]
     queue = s.queue[kind]
     value = s.ring[queue.first + queue.head]
     queue.head += 1
-    if queue.head == queue.room:
+    if queue.head == queue.capacity:
         queue.head = 0
     queue.size -= 1
     return value
@@ -184,7 +187,7 @@ def _pop(s, kind):  # type: ignore[no-untyped-def]
 
 @helper(counted=False)
 def touch(s, r, what):  # type: ignore[no-untyped-def]
-    """Machine r is to be looked at again: what changed of it, as a sum of the bits above."""
+    """Queue machine r: `what` has changed, a sum of the bits above."""
     machine = s.machine[r]
     if machine.light == 0:
         _push(s, LIGHT, r)
@@ -371,7 +374,7 @@ def _memory(s, r):  # type: ignore[no-untyped-def]
             t[if_before, u] = t[if_after, u] = 0
         for x in range(machine.part, machine.part_end):
             i, f, size = s.part[x].holder, s.part[x].freer, s.part[x].bytes
-            if i < 0:  # freed for nobody in particular
+            if i < 0:  # freed without a holder
                 if f == k or s.value[at + k * n + f] == TRUE:
                     continue
                 level -= size

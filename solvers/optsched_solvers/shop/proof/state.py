@@ -1,4 +1,4 @@
-"""A graph as arrays for tree search: who may precede whom, windows, and a trail to take back.
+"""A graph as arrays for tree search: orders of pairs, time windows, and a trail for backtracking.
 
 For every ordered pair of operations on one machine there is a *literal*, "the first before the
 second"; the literal of the opposite order is its *negation*. A machine's users have *slots*,
@@ -35,8 +35,8 @@ TRUE, FALSE = 1, 2
 """Values of literals; 0 is open."""
 
 DECIDED, MOVED, LIGHT, HEAVY = range(4)
-"""Queues: literals just decided, operations whose window changed, machines for cheap rules, and for
-costly ones."""
+"""Queues: literals just decided, operations whose window changed, machines for cheap
+and for costly rules."""
 
 BY_HEAD, BY_DEADLINE = 0, 1
 """Rows of `State.order`."""
@@ -65,14 +65,14 @@ MACHINE: Final = _record(
 # before, after: slots; place: in `State.open`; watched: the
 # first nogood that watches it
 LITERAL: Final = _record("before", "after", "machine", "place", "watched")
-# bytes on a machine, places of holder and freer there (-1: nobody)
+# bytes on a machine, places of holder and freer there (-1: none)
 PART: Final = _record("holder", "freer", "bytes")
 # what changed (start, latest start, literal: one number for all), its old value
 CHANGE: Final = _record("what", "old")
 # a step from the root: literal, trail mark (-1 for a refuted decision), level, target then
 ENTRY: Final = _record("decision", "mark", "level", "target")
-# a ring: where it begins in `State.ring`, its room
-QUEUE: Final = _record("first", "room", "head", "size")
+# a ring buffer: where it begins in `State.ring`, its capacity
+QUEUE: Final = _record("first", "capacity", "head", "size")
 # failed: the last branch is refuted, but time was up; good and the last four: see `tree_search`
 SEARCH: Final = _record(
     "target", "root_target", "nodes", "failures", "restart_at", "level", "levels", "entries",
@@ -92,7 +92,7 @@ class State(NamedTuple):
     literal: Records
     negation: IntArray  # of every literal
     gap: IntArray  # per literal, least time between the two starts
-    open: IntArray  # pairs of every machine, the open ones first
+    open: IntArray  # pairs of every machine, open pairs first
     part: Records
     value: SmallArray  # per literal: 0 open, TRUE, FALSE
     trail: Records
@@ -150,21 +150,21 @@ def state_of(graph: Schedule) -> State:
     gap = _gaps(graph, machine, slot["length"])
     search = np.zeros(1, SEARCH)
     search["pairs"] = len(pairs)
-    rooms = np.maximum(1, [len(literal), n + 1, len(machine), len(machine)])
+    sizes = np.maximum(1, [len(literal), n + 1, len(machine), len(machine)])
     queue = np.zeros(4, QUEUE)
-    queue["room"], queue["first"] = rooms, np.cumsum(rooms) - rooms
+    queue["capacity"], queue["first"] = sizes, np.cumsum(sizes) - sizes
     part = _parts(graph, machine)
     return State(
         op, arc, slot, np.stack([by_slot, by_slot]), machine, literal, negation, gap, pairs, part,
         np.zeros(len(literal), np.int8), np.zeros(1 << 14, CHANGE), np.zeros(64, ENTRY), queue,
-        np.zeros(rooms.sum(), np.int64), np.ones(len(literal)), np.zeros((2, len(pairs) + 2)),
+        np.zeros(sizes.sum(), np.int64), np.ones(len(literal)), np.zeros((2, len(pairs) + 2)),
         np.zeros(0, np.int64), np.zeros(2, np.int64), np.zeros(0, np.int64),
         np.zeros((10, int(machine["size"].max(initial=0)) + 1), np.int64), search,
     )  # fmt: skip
 
 
 def root_orders(graph: Schedule, machine: Records) -> IntArray:
-    """Literals that every schedule (of one representative of symmetric ones) has true."""
+    """Literals that every schedule (in which identical jobs are in order) has true."""
     found: list[IntArray] = []
     reach = _reachable(graph)
     place = []
@@ -286,11 +286,11 @@ def _reachable(graph: Schedule) -> npt.NDArray[np.bool_]:
 
 
 def _parts(graph: Schedule, machine: Records) -> Records:
-    """Acquired and freed bytes of the capped machines, taken apart; fills in where.
+    """Split acquired and freed bytes of the capped machines into parts; fills `MACHINE.part`.
 
     Bytes that i acquires and k frees are one part only if the arcs put k behind i: then the level
-    is the sum of all parts whatever else happens. All other bytes are parts of their own: a holder
-    that nobody frees, a freer that nobody holds for.
+    is the sum of all parts in every order. All other bytes are parts
+    with a holder or a freer alone.
     """
     reach: dict[int, dict[int, int]] = {}
     rows: list[list[tuple[int, int, int]]] = [[] for _ in range(graph.n_resources)]

@@ -60,7 +60,7 @@ def identical_jobs(graph: Schedule) -> list[list[list[int]]]:
 
 
 def _single_families(graph: Schedule, members: dict[int, list[int]]) -> set[int]:
-    """Jobs whose operations form exactly one family."""
+    """Jobs with exactly one family, of their operations alone."""
     sizes: dict[int, int] = {}
     for family in graph.family.tolist():
         sizes[family] = sizes.get(family, 0) + 1

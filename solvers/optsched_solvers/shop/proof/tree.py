@@ -59,7 +59,7 @@ class DisjunctiveTree:
     graph
         One-shot disjunctive graph with at most `MOST_LITERALS` ordered pairs.
     stop
-        Asked between slices; a true answer ends the call with `STOPPED`.
+        Called between slices; a true result ends the call with `STOPPED`.
     on_leaf
         Called with orders and makespan of every schedule found that meets the target; the search
         then goes on below that makespan.
@@ -103,16 +103,11 @@ class DisjunctiveTree:
 
     @property
     def target(self) -> int:
-        """The makespan asked for."""
+        """Makespan to be met."""
         return int(self._search["target"])
 
-    @property
-    def heads(self) -> IntArray:
-        """Earliest starts in the present state."""
-        return self.state.op["est"][:-1]
-
     def lower(self, target: int) -> None:
-        """Ask for less, without forgetting anything."""
+        """Lower the target, without forgetting anything."""
         self._search["target"] = min(target, self.target)
 
     def reset(self, target: int) -> bool:
@@ -266,13 +261,13 @@ class DisjunctiveTree:
     def _restart(self) -> bool:
         search = self._search
         entries = int(search["entries"])
-        self._room_for_nogoods(entries, entries * (entries + 1) // 2)
+        self._reserve_nogoods(entries, entries * (entries + 1) // 2)
         answer = self._run(tree_search.RESTART)
         self._restart_after *= RESTART_GROWTH
         search["restart_at"] = search["failures"] + int(self._restart_after)
         return bool(answer != tree_search.REFUTED)
 
-    def _room_for_nogoods(self, nogoods: int, literals: int) -> None:
+    def _reserve_nogoods(self, nogoods: int, literals: int) -> None:
         state, search = self.state, self._search
         if search["nogood_literals"] + literals > MOST_NOGOOD_LITERALS:
             self._drop_nogoods()

@@ -1,6 +1,6 @@
 """The compiled tree: failure-directed branching, restarts, nogoods, and shaving at the root.
 
-Vilim, Laborie & Shaw (2015): branch on the pair whose two sides promise to fail soonest. One
+Vilim, Laborie & Shaw (2015): branch on the pair of which both sides should fail soonest. One
 kernel, one loop: propagate, then take the next step of the task. Everything is in the records of
 `State`, so work may be cut into slices without changing what is done.
 """
@@ -79,7 +79,7 @@ def _up_to_date(s):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False)
-def _enter(s, m):  # type: ignore[no-untyped-def]
+def _push_level(s, m):  # type: ignore[no-untyped-def]
     """A new level, with m as its decision."""
     search = s.search[0]
     search.levels += 1
@@ -122,8 +122,8 @@ def _rate(s, m, local):  # type: ignore[no-untyped-def]
     depth = min(s.search[0].entries, s.average.shape[1] - 1)
     s.average[0, depth] += local
     s.average[1, depth] += 1.0
-    usual = s.average[0, depth] / s.average[1, depth]
-    share = local / usual if usual > 0.0 else 1.0
+    mean = s.average[0, depth] / s.average[1, depth]
+    share = local / mean if mean > 0.0 else 1.0
     s.rating[m] = SMOOTHING * s.rating[m] + (1.0 - SMOOTHING) * share
 
 
@@ -149,7 +149,7 @@ def _choose(s):  # type: ignore[no-untyped-def]
 def _turn_back(s):  # type: ignore[no-untyped-def]
     """Undo the last decision and enter its opposite; -1 if there is none left.
 
-    `search.good` tells whether that is worth propagating.
+    `search.good`: whether that is not refuted yet.
     """
     search = s.search[0]
     at = _decision_above(s, search.entries)
@@ -240,7 +240,7 @@ def _next_probe(s, until):  # type: ignore[no-untyped-def]
     while search.cursor < search.cursor_end:
         if search.nodes >= until:
             return SLICE_OVER
-        if _no_room(s):
+        if _is_full(s):
             return FULL
         begun = _try_window(s) if search.cursor < windows else _try_pair(s, search.cursor - windows)
         if begun:
@@ -264,7 +264,7 @@ def _try_window(s):  # type: ignore[no-untyped-def]
         width = slack // 2
         search.step = -width - 1
     search.probe = _WINDOW
-    _enter(s, 0)
+    _push_level(s, 0)
     if late:
         search.good = raise_start(s, i, op.lst - width)
     else:
@@ -286,13 +286,13 @@ def _try_pair(s, m):  # type: ignore[no-untyped-def]
         search.cursor += 1
         return False
     search.probe = _PAIR
-    _enter(s, m)
+    _push_level(s, m)
     search.good = decide(s, m)
     return True
 
 
 @helper(counted=False)
-def _no_room(s):  # type: ignore[no-untyped-def]
+def _is_full(s):  # type: ignore[no-untyped-def]
     """Whether the trail may be too short for one more level."""
     return s.search[0].trail + 2 * len(s.op) + len(s.value) >= len(s.trail)
 
@@ -319,7 +319,10 @@ def _to_root(s):  # type: ignore[no-untyped-def]
 
 @helper(counted=False)
 def _learn(s, x):  # type: ignore[no-untyped-def]
-    """Entry x was refuted under the decisions before it: keep that, without what the root knows."""
+    """Entry x was refuted under the decisions before it: keep that as a nogood.
+
+    Literals that are decided at the root are left out.
+    """
     search = s.search[0]
     k = search.nogoods
     at = s.nogood_ptr[k]
@@ -353,7 +356,7 @@ def _learn(s, x):  # type: ignore[no-untyped-def]
 
 @entry(INT, STATE, INT, INT, counted=False)
 def run(s, task, until):  # type: ignore[no-untyped-def]
-    """Work on a task until `search.nodes` reaches `until`, or something has to be told.
+    """Work on a task until `search.nodes` is `until`, or the caller has to act.
 
     Returns REFUTED: no schedule ends by the target; DONE: propagated, or shaved from
     `search.cursor` up to `search.cursor_end`; LEAF: all pairs are decided; FULL: trail or entries
@@ -377,6 +380,8 @@ def run(s, task, until):  # type: ignore[no-untyped-def]
     search.failed = 0
     at_root = task in (PROPAGATE, RESTART)
     volume = 1.0
+    # invariant: `entry` is the path from the root, with its decisions on the trail; all branches
+    # left of it are refuted, so a path that turns back beyond the root refutes the target
     while True:
         if good:
             good = fixpoint(s)
@@ -407,7 +412,7 @@ def run(s, task, until):  # type: ignore[no-untyped-def]
             m = -1
             if search.nodes >= until:
                 return SLICE_OVER
-            if _no_room(s):
+            if _is_full(s):
                 return FULL
             if search.entries + 1 >= len(s.entry):
                 return FULL
@@ -416,7 +421,7 @@ def run(s, task, until):  # type: ignore[no-untyped-def]
             m = _choose(s)
             if m < 0:
                 return LEAF
-            _enter(s, m)
+            _push_level(s, m)
             good = decide(s, m)
         volume = _volume(s)
         search.nodes += 1

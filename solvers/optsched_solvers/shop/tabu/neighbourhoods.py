@@ -126,7 +126,10 @@ def places_of(s, kind, x, size):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def right_is_safe(general, s, u, v):  # type: ignore[no-untyped-def]
-    """Sufficient: no arc successor y of u reaches v, else tail(y) >= least(y) + tail(v)."""
+    """Sufficient for no path from an arc successor y of u to v.
+
+    With a path tail(y) >= least(y) + tail(v).
+    """
     q = s.time[v].tail
     if not general:
         y = s.link[u].job_after
@@ -140,7 +143,10 @@ def right_is_safe(general, s, u, v):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def left_is_safe(general, s, u, v):  # type: ignore[no-untyped-def]
-    """Sufficient: u reaches no arc predecessor y of v, else head(y) >= head(u) + least(u)."""
+    """Sufficient for no path from u to an arc predecessor y of v.
+
+    With a path head(y) >= head(u) + least(u).
+    """
     end = s.time[u].end
     if not general:
         y = s.link[v].job_before
@@ -155,7 +161,7 @@ def left_is_safe(general, s, u, v):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def moved_place(i, j, step, t):  # type: ignore[no-untyped-def]
-    """The place whose operation comes to place i + t when a move reorders i..j."""
+    """The place of which the operation comes to place i + t when a move reorders i..j."""
     x = i + t + step
     if x > j:
         x = i
@@ -266,11 +272,11 @@ def consider(general, s, i, j, step):  # type: ignore[no-untyped-def]
         return
     if value >= c.best and is_tabu(s, i, j, step):
         c.tabus += 1  # if all moves are tabu, a random one is taken
-        if c.ties > 0 or random_below(c, c.tabus) > 0:
+        if c.equal > 0 or random_below(c, c.tabus) > 0:
             return
     else:
-        c.ties = c.ties + 1 if value == c.estimate else 1
-        if c.ties > 1 and random_below(c, c.ties) > 0:
+        c.equal = c.equal + 1 if value == c.estimate else 1
+        if c.equal > 1 and random_below(c, c.equal) > 0:
             return
         c.estimate = value
     c.u, c.v, c.step = u, v, step
@@ -300,7 +306,7 @@ def choose(general, s, length, only_swaps):  # type: ignore[no-untyped-def]
     """Best move inside the blocks of the critical path, into the control."""
     c, path = s.control[0], s.path
     c.estimate = NO_LIMIT
-    c.ties = c.tabus = c.step = 0
+    c.equal = c.tabus = c.step = 0
     first_kind, last_kind = Move.BEHIND_LAST, Move.LAST_BEFORE
     if only_swaps:
         first_kind, last_kind = Move.SWAP, Move.SWAP

@@ -248,7 +248,7 @@ def update_wrong(s, position, wrong, slot, n_wrong, x):  # type: ignore[no-untyp
 
 @entry(INT, STATE, INTS, INTS, INTS, INT, counted=False)
 def _relink(s, position, wrong, slot, swaps):  # type: ignore[no-untyped-def]
-    """Up to `swaps` random exchanges towards the guide, whose order is `position`.
+    """Up to `swaps` random exchanges towards the guide, with the order `position`.
 
     `wrong` lists the operations that the guide puts behind their machine successor, `slot` their
     places in the list.

@@ -27,7 +27,7 @@ TABU_ENTRIES: Final = 2**17
 
 
 def _record(indices: str, integers: str = "") -> np.dtype[np.void]:
-    """A record of indices (uint32: no check for negative ones) and integers, without gaps."""
+    """A record of indices (uint32, which need no check of the sign) and integers."""
     fields = [(name, np.uint32) for name in indices.split()]
     return np.dtype([*fields, *((name, np.int64) for name in integers.split())], align=True)
 
@@ -59,7 +59,7 @@ after the move that is being estimated. Places 1..K; 0 and K + 1 are the machine
 CONTROL: Final = _record(
     "",
     "moves stale best value random patience target tenure spread columns has_setups "
-    "estimate ties tabus u v step",
+    "estimate equal tabus u v step",
 )
 """What a walk carries from slice to slice, and the best move found so far: its estimate, moves as
 good, tabu moves seen, and what it does (`step` 1 puts u right behind v, -1 v right before u)."""
@@ -252,8 +252,8 @@ def shift(general, s, u, v, step):  # type: ignore[no-untyped-def]
     """Change the links and the topological order for a move.
 
     No path may lead from an arc successor of u to v (step 1), or from u to an arc predecessor of v
-    (step -1). Then only the window between their places changes: operations that the moved one x
-    reaches are placed behind (before) all others of the window. The sweep goes from x outwards.
+    (step -1). Then only the window between their places changes: operations to which a path leads
+    from the moved one, x, are placed behind (before) all others. The sweep goes from x outwards.
     """
     link, order = s.link, s.order
     x, before, after = u, v, np.int64(link[v].machine_after)
