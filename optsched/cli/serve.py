@@ -14,7 +14,7 @@ from optsched.cli.output import facts, indented, wrote
 from optsched.errors import InputError
 from optsched.io.files import check_outputs
 from optsched.serving.log_check import check_log
-from optsched.serving.planner import plan_instances, plan_of
+from optsched.serving.plan import plan_instances, plan_of
 from optsched.serving.routers import FORMS, router_of
 from optsched.serving.scenario import Scenario
 from optsched.serving.workload import read_arrivals, reference

@@ -16,7 +16,7 @@ from optsched.errors import InputError
 from optsched.io.files import check_outputs, read_text, write_atomic
 from optsched.io.strict_json import decode, parse
 from optsched.serving.accuracy import accuracy_table
-from optsched.serving.planner import plan_of
+from optsched.serving.plan import plan_of
 from optsched.serving.routers import router_of
 from optsched.serving.scenario import Scenario
 from optsched.serving.workload import arrivals, reference

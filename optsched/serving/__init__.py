@@ -22,8 +22,7 @@ from optsched.serving.comparison import Point, compare, front_of
 from optsched.serving.core import Settings
 from optsched.serving.log import Log, Summary
 from optsched.serving.log_check import check_log
-from optsched.serving.plan import Plan
-from optsched.serving.planner import plan_instances
+from optsched.serving.plan import Plan, plan_instances
 from optsched.serving.policy import Policy
 from optsched.serving.routers import (
     JSED,

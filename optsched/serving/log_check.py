@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.serving.document import LogDocument, check_scenario, log_document, log_of
+from optsched.serving.log import LogDocument, check_scenario, log_document, log_of
 
 if TYPE_CHECKING:
     import os

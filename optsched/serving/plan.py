@@ -1,27 +1,43 @@
-"""A placement plan: the instances that are resident on every server."""
+"""Placement plans: the resident instances of every server, chosen by a mixed-integer model."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from itertools import product
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
+import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import decode_document, placed, read_json
-from optsched.io.values import integer, one_of
+from optsched.io.values import integer, number, one_of
+from optsched.serving.fields import NS_PER_MS, POINTS
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Sequence
 
+    from optsched.serving.fields import FloatArray
     from optsched.serving.scenario import Scenario
 
 FORMAT: Final = "optsched.routing-plan/1"
 SLOTS: Final = 12
 """Maximum number of instances on a server."""
+
+MAX_TUPLES: Final = 4096
+
+BATCH: Final = 8
+"""Mean batch size of the model."""
+
+BUSY: Final = 0.8
+"""Maximum utilisation of instances at the planned rate."""
+
+WAITING: Final = (1.5, 0.8, 0.4, 0.25)
+"""Mean wait with 0, 1, 2, ... instances of a segment on a server, in service times (rough)."""
 
 
 class _Instances(msgspec.Struct, forbid_unknown_fields=True):
@@ -125,15 +141,15 @@ class Plan:
         """Read a plan from parsed JSON; see `read`."""
         found = msgspec.structs.asdict(decode_document(tree, _Document, FORMAT, name))
         del found["format"]
-        number = {server.id: s for s, server in enumerate(scenario.servers)}
+        index = {server.id: s for s, server in enumerate(scenario.servers)}
         rows = []
         with placed(f"{name}: "):
             one_of("status", found["status"], ("optimal", "feasible"))
             for i, row in enumerate(found.pop("instances")):
-                if row.server not in number:
+                if row.server not in index:
                     raise InputError(f"instances[{i}].server: there is no {row.server!r:.60}")
                 count = integer(f"instances[{i}].count", row.count, 0, SLOTS)
-                rows += [(number[row.server], row.segment, row.width)] * count
+                rows += [(index[row.server], row.segment, row.width)] * count
             plan = cls(tuple(sorted(rows)), **found)
             plan.check(scenario)
         return plan
@@ -144,6 +160,225 @@ class Plan:
             _Instances(scenario.servers[s].id, k, w, count)
             for (s, k, w), count in sorted(Counter(self.instances).items())
         ]
-        numbers = {key: value for key, value in vars(self).items() if key != "instances"}
-        found = _Document(format=FORMAT, instances=rows, **numbers)
+        others = {key: value for key, value in vars(self).items() if key != "instances"}
+        found = _Document(format=FORMAT, instances=rows, **others)
         write_atomic(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+
+
+# model
+
+
+class TooLate(InputError):
+    """No plan was found within the time limit."""
+
+
+class _Times(NamedTuple):
+    """Durations of a batch of `BATCH` images, [server][segment][input width][width]."""
+
+    busy: FloatArray
+    """ns of an instance per image."""
+    load: FloatArray
+    """ns of U = 1 per image."""
+    whole: FloatArray
+    """ns from start to end."""
+
+
+def plan_of(
+    scenario: Scenario, given: str | os.PathLike[str], time_limit: float = 10.0
+) -> Plan | None:
+    """Return the best plan for ``"auto"``, None for ``"cold"``, else the plan in a file."""
+    if str(given) == "auto":
+        return plan_instances(scenario, time_limit=time_limit)
+    return None if str(given) == "cold" else Plan.read(given, scenario)
+
+
+def plan_instances(
+    scenario: Scenario,
+    *,
+    rate: float | None = None,
+    headroom: float = 3.0,
+    time_limit: float = 10.0,
+) -> Plan:
+    """Choose the resident instances of every server by a mixed-integer model.
+
+    Integers are the instances per server, segment and width; the other variables are shares: of
+    tuples, and of servers for every step (segment, input width, width). Utilisation of instances is
+    at most `BUSY` at the planned rate, batches of a width run on instances at least as wide, the
+    load of a server stays below its knee, memory and slots suffice. The objective is the cost of a
+    request: batch times, lost accuracy, and a rough wait that decreases with the instances of a
+    segment on a server, weighted by the shares of the model without integers.
+
+    Parameters
+    ----------
+    scenario
+        Servers and network; of the trace only the mean rate is used.
+    rate
+        Requests per second; None: the mean of the trace.
+    headroom
+        The planned rate is this multiple of `rate`, for bursts.
+    time_limit
+        Seconds.
+
+    Returns
+    -------
+    Plan
+        With its status and bound in the model. If the narrowest tuple does not serve the rate, a
+        plan for a lower one, found by halving.
+
+    Raises
+    ------
+    InputError
+        Servers cannot hold an instance of every segment.
+    TooLate
+        No plan was found in time.
+    """
+    number("headroom", headroom, above=True)
+    mean = scenario.rate if rate is None else number("rate", rate, what="requests per second")
+    if len(scenario.tuples) > MAX_TUPLES:
+        raise InputError(
+            f"widths: the planner's model takes {MAX_TUPLES} tuples, here are "
+            f"{len(scenario.tuples)}; give another plan, or start cold"
+        )
+    end = time.monotonic() + time_limit
+    busy = _times(scenario).busy
+    least = busy.min(axis=(0, 2, 3)).sum()  # ns of an image, at best
+    target = min(max(mean, 1e-3) * headroom, 1e9 * SLOTS * len(busy) * BUSY / max(least, 1e-3))
+    for step in range(60):
+        relaxed = _solve(scenario, target, end - time.monotonic())
+        if relaxed is not None:
+            found = _solve(scenario, target, end - time.monotonic(), _weights(scenario, relaxed))
+            if found is not None:
+                return found
+        elif step == 0 and _solve(scenario, target / 2**60, end - time.monotonic()) is None:
+            break
+        target /= 2
+    raise InputError("servers: together they cannot hold an instance of every segment")
+
+
+def _times(scenario: Scenario) -> _Times:
+    busy, load = np.empty_like(scenario.cost), np.zeros_like(scenario.cost)
+    for s, server in enumerate(scenario.servers):
+        slowed = 1.0
+        if server.contention is not None:
+            slowed += server.contention.below * min(server.contention.knee, 1.0) / 2
+        busy[s] = scenario.launch[s] / BATCH + scenario.cost[s] * slowed
+        if server.sat_mmac is not None:
+            x = BATCH * scenario.mmac / server.sat_mmac
+            load[s] = busy[s] * (x / (1 + x) + 0.02)
+    return _Times(busy, load, busy * BATCH)
+
+
+def _solve(scenario: Scenario, rate: float, seconds: float, weight: Any = None) -> Plan | None:
+    """The best plan at a rate; None if the rate is too high.
+
+    Without `weight` (how often every width is run, [segment][width]) instances are fractions.
+    """
+    from ortools.linear_solver import pywraplp
+
+    solver: Any = pywraplp.Solver.CreateSolver("GLOP" if weight is None else "SCIP")
+    share = [solver.NumVar(0, 1, "") for _ in scenario.tuples]
+    count = np.empty((len(scenario.servers), *scenario.vram.shape), object)
+    for at in np.ndindex(count.shape):
+        count[at] = (solver.NumVar if weight is None else solver.IntVar)(0, SLOTS, "")
+    flow = _flow(scenario, solver, share)
+    cost = [value * one for value, one in zip(scenario.lost.tolist(), share, strict=True)]
+    for s in range(len(scenario.servers)):
+        cost += _server_costs(scenario, solver, rate, count[s], flow, s)
+        if weight is not None:
+            cost += _waiting(scenario, solver, weight, count[s], flow, s)
+    solver.Minimize(solver.Sum(cost))
+    solver.SetTimeLimit(max(1, round(seconds * 1000)))
+    status = solver.Solve()
+    if status not in (solver.OPTIMAL, solver.FEASIBLE):
+        if status == solver.NOT_SOLVED or seconds <= 0:
+            raise TooLate("time_limit: no plan was found in time; give more")
+        return None
+    chosen = [] if weight is None else [*np.ndindex(count.shape)]
+    values = np.array([one.solution_value() for one in share])
+    objective = solver.Objective()
+    return Plan(
+        tuple(at for at in chosen for _ in range(round(count[at].solution_value()))),
+        "optimal" if status == solver.OPTIMAL else "feasible",
+        objective.Value() / NS_PER_MS,
+        None if weight is None else objective.BestBound() / NS_PER_MS,
+        float(values @ scenario.points) / POINTS,
+        rate,
+        {
+            ",".join(map(str, row)): float(one)
+            for row, one in zip(scenario.tuples.tolist(), values, strict=True)
+            if one > 1e-9
+        },
+    )
+
+
+def _flow(scenario: Scenario, solver: Any, share: list[Any]) -> dict[tuple[int, ...], Any]:
+    """Share of the requests by (server, segment, input width, width); sums equal the tuples'."""
+    servers, (segments, widths) = range(len(scenario.servers)), scenario.vram.shape
+    solver.Add(solver.Sum(share) == 1)
+    flow: dict[tuple[int, ...], Any] = {}
+    for s, k in product(servers, range(segments)):
+        for i, w in product(range(widths if k else 1), range(widths)):
+            flow[s, k, i, w] = solver.NumVar(0, 1, "")
+    for k in range(segments):
+        for i, w in product(range(widths if k else 1), range(widths)):
+            same = np.flatnonzero((scenario.inputs[:, k] == i) & (scenario.tuples[:, k] == w))
+            moved = solver.Sum([flow[s, k, i, w] for s in servers])
+            solver.Add(moved == solver.Sum([share[j] for j in same]))
+    return flow
+
+
+def _server_costs(
+    scenario: Scenario, solver: Any, rate: float, count: Any, flow: Any, s: int
+) -> list[Any]:
+    """Costs of the batches of server s; adds its memory, slots, utilisation and load."""
+    times, per_ns, server = _times(scenario), rate / 1e9, scenario.servers[s]
+    solver.Add(solver.Sum(list(count.ravel())) <= SLOTS)
+    held = [int(v) * n for v, n in zip(scenario.vram.ravel(), count.ravel(), strict=True)]
+    solver.Add(solver.Sum(held) <= round(server.vram_mb * 1000))
+    load, cost = [], []
+    for k, row in enumerate(count):
+        steps = [at[2:] for at in flow if at[:2] == (s, k)]
+        for least in range(len(row)):  # nested pools: batches that need at least this width
+            pool = [at for at in steps if at[1] >= least]
+            busy = [per_ns * times.busy[(s, k, *at)] * flow[(s, k, *at)] for at in pool]
+            solver.Add(solver.Sum(busy) <= BUSY * solver.Sum(list(row[least:])))
+        load += [per_ns * times.load[(s, k, *at)] * flow[(s, k, *at)] for at in steps]
+        cost += [times.whole[(s, k, *at)] * flow[(s, k, *at)] for at in steps]
+    solver.Add(solver.Sum(load) <= (1.0 if server.contention is None else server.contention.knee))
+    return cost
+
+
+def _waiting(
+    scenario: Scenario, solver: Any, weight: Any, count: Any, flow: Any, s: int
+) -> list[Any]:
+    """Rough costs of waiting on server s, which decrease with the instances of a segment."""
+    service = _times(scenario).whole[s]
+    speed = 1 / np.maximum(scenario.cost.mean(axis=(1, 2, 3)) + scenario.launch, 1)
+    found = []
+    for k, row in enumerate(count):
+        for v in range(len(row)):  # also at a rate within the tolerance of integers
+            pool = [flow[at] for at in flow if at[:2] == (s, k) and at[3] >= v]
+            solver.Add(solver.Sum(pool) <= solver.Sum(list(row[v:])))
+        for v in np.flatnonzero(weight[k]):
+            steps = [solver.NumVar(0, 1, "") for _ in WAITING[1:]]
+            solver.Add(solver.Sum(steps) <= solver.Sum(list(row[v:])))
+            price = float(service[k, :, v].mean() * speed[s] / speed.sum() * weight[k, v])
+            found.append(WAITING[0] * price)
+            for before, after, step in zip(WAITING[:-1], WAITING[1:], steps, strict=True):
+                found.append(-(before - after) * price * step)
+    return found
+
+
+def _weights(scenario: Scenario, relaxed: Plan) -> FloatArray:
+    """How often every width is run, [segment][width]: half at the planned rate, half at low load.
+
+    At low load every request runs the tuple that costs a single request least.
+    """
+    segments = np.arange(scenario.n_segments)
+    alone = scenario.cost[:, segments, scenario.inputs, scenario.tuples].sum(axis=2).min(axis=0)
+    best = scenario.tuples[int((alone + scenario.lost).argmin())]
+    found = np.zeros(scenario.vram.shape)
+    found[segments, best] = 0.5
+    for key, share in relaxed.shares.items():
+        found[segments, [int(w) for w in key.split(",")]] += share / 2
+    return found

@@ -7,12 +7,14 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.files import write_atomic
+from optsched.io.strict_json import decode_document, lines, placed, read_json, rows
 from optsched.io.values import integer, label
 from optsched.serving.accuracy import accuracy_table
 from optsched.serving.fields import (
@@ -306,8 +308,6 @@ class Scenario:
     @cached_property
     def sha256(self) -> str:
         """Hash of all fields but the name."""
-        from optsched.serving.document import content
-
         return hashlib.sha256(content(self)).hexdigest()
 
     @classmethod
@@ -319,16 +319,10 @@ class Scenario:
         InputError
             With the path in the document, the rule and the value.
         """
-        from optsched.io.strict_json import read_json
-        from optsched.serving.document import from_tree
-
         return read_json(path, from_tree)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write ``optsched.routing/1``."""
-        from optsched.io.files import write_atomic
-        from optsched.serving.document import to_json
-
         write_atomic(path, to_json(self))
 
     def replace(self, **fields: Any) -> Scenario:
@@ -403,3 +397,90 @@ def _link(given: Any, shape: tuple[int, int]) -> Link:
         raise InputError(f"link.activation_mb: expected shape {shape}, got {sizes.shape}")
     milliseconds("link: the longest transfer", latency + per_mb * sizes.max())
     return Link(latency, per_mb, sizes.tolist())
+
+
+# documents
+
+FORMAT: Final = "optsched.routing/1"
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    id: int | str
+    arrival_ms: float
+
+
+class _Scenario(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    format: str
+    name: str = ""
+    widths: list[float]
+    mmac: list[list[list[float]]]
+    vram_mb: list[list[float]]
+    max_batch: int
+    accuracy: dict[str, float]
+    accuracy_prior: str | None = None
+    router_ms: float | None = None
+    link: Link | None = None
+    ms_per_point: float = 4.0
+    ms_per_joule: float = 0.0
+    servers: list[Server]
+    requests: list[_Request]
+
+
+def from_tree(tree: Any, name: str) -> Scenario:
+    """Read a scenario from parsed JSON; its fields are those of `Scenario` and its parts.
+
+    Raises
+    ------
+    InputError
+        With the path in the document, the rule and the value.
+    """
+    found = msgspec.structs.asdict(decode_document(tree, _Scenario, FORMAT, name))
+    del found["format"]
+    requests: list[_Request] = found.pop("requests")
+    prior = found.pop("accuracy_prior")
+    with placed(f"{name}: "):
+        if prior is not None:
+            segments = len(found["mmac"])
+            table = accuracy_table(found["accuracy"], found["widths"], segments, prior)
+            found["accuracy"] = table
+        return Scenario(
+            ids=[one.id for one in requests],
+            arrival_ms=[one.arrival_ms for one in requests],
+            **found,
+        )
+
+
+def to_json(scenario: Scenario) -> bytes:
+    """Return the document ``optsched.routing/1``, one line per server and request."""
+    members: dict[str, Any] = {"format": FORMAT}
+    if scenario.name:
+        members["name"] = scenario.name
+    members |= _fields(scenario)
+    members["servers"] = rows(scenario.servers)
+    members["requests"] = rows(map(_Request, scenario.ids, scenario.arrival_ms.tolist()))
+    return lines(members)
+
+
+def content(scenario: Scenario) -> bytes:
+    """Return all fields but the name, for the hash."""
+    whole = [_fields(scenario), scenario.arrival.tolist(), scenario.ids]
+    return msgspec.json.encode(whole, order="deterministic")
+
+
+def _fields(scenario: Scenario) -> dict[str, Any]:
+    """Fields of the document without name and requests; those that are None are omitted."""
+    keys = [",".join(map(str, row)) for row in scenario.tuples.tolist()]
+    mmac = scenario.mmac.tolist()
+    found = {
+        "widths": scenario.widths,
+        "mmac": [mmac[0][:1], *mmac[1:]],
+        "vram_mb": scenario.vram_mb.tolist(),
+        "max_batch": scenario.max_batch,
+        "accuracy": dict(zip(keys, scenario.accuracy.tolist(), strict=True)),
+        "router_ms": scenario.router_ms,
+        "link": scenario.link,
+        "ms_per_point": scenario.ms_per_point,
+        "ms_per_joule": scenario.ms_per_joule,
+        "servers": scenario.servers,
+    }
+    return {key: value for key, value in found.items() if value is not None}

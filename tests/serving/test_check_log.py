@@ -11,7 +11,7 @@ from depth import seeds
 from serving_cases import GONE, Resident, document, mutated, plain, random_scenario, routers
 
 from optsched.errors import InputError
-from optsched.serving.document import log_document, log_of
+from optsched.serving.log import log_document, log_of
 from optsched.serving.log_check import check_log
 from optsched.serving.routers import RoundRobin, Router, Static
 from optsched.serving.scenario import Link, Scenario, Server

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import importlib
 import itertools
 import os
 import signal
@@ -17,10 +16,10 @@ import numpy as np
 import pytest
 
 import optsched
-from optsched.errors import InputError, MissingExtra
+from optsched.errors import InputError
 from optsched.io.strict_json import parse
 from optsched.serving import core
-from optsched.serving.document import log_document, log_of
+from optsched.serving.log import log_document, log_of
 from optsched.serving.log_check import check_log
 from optsched.serving.plan import Plan
 from optsched.serving.routers import (
@@ -41,8 +40,11 @@ from optsched.serving.world import ARRIVE, REQUEUE, ROUTE
 torch = pytest.importorskip("torch")
 
 from optsched.serving import executor, server_process  # noqa: E402
-from optsched.serving.controller import Controller  # noqa: E402
-from optsched.serving.executor import Executor, RequestsLost  # noqa: E402
+from optsched.serving.executor import (  # noqa: E402
+    Controller,
+    Executor,
+    RequestsLost,
+)
 from optsched.serving.network import SlimResNet  # noqa: E402
 
 MIXED = Router(RandomWidth(), RoundRobin(), 4)
@@ -225,15 +227,6 @@ def test_nobody_is_left() -> None:
     assert check_log(caught.value.run.scenario, caught.value.run.log) == []
 
 
-@pytest.mark.slow
-def test_failing_instance() -> None:
-    """What goes wrong in a process is said here."""
-    broken = tiny()
-    broken.segments[1].weight = torch.nn.Parameter(torch.zeros(1, 1))
-    with pytest.raises(server_process.ServerFailed, match=r"(?s)server 0 \(cpu\).*size mismatch"):
-        Executor(broken, scene(2), MIXED, HALF).run(torch.randn(2, 1, 8, 8))
-
-
 _PARENT = """
 from test_executor import *
 tell = lambda *_: print(*children(), flush=True)
@@ -288,15 +281,6 @@ def test_bad_input(
     monkeypatch.setattr(server_process.subprocess, "Popen", None)
     with pytest.raises(InputError, match=message):
         Executor(**{"net": net, "scenario": scene(2), **fields}).run(images)
-
-
-def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message says what to install."""
-    monkeypatch.setitem(sys.modules, "torch", None)
-    for name in ("executor", "server_process"):
-        monkeypatch.delitem(sys.modules, f"optsched.serving.{name}")
-        with pytest.raises(MissingExtra, match=r"\.\[serving\]"):
-            importlib.import_module(f"optsched.serving.{name}")
 
 
 @pytest.mark.gpu

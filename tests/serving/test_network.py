@@ -34,15 +34,6 @@ def inputs(k: int, n: int) -> list[torch.Tensor]:
     return [torch.randint(-9, 10, shape, generator=draw).float() for shape in shapes]
 
 
-def test_parameters() -> None:
-    """11.2 million of the default net; narrow slices keep the input channels of every width."""
-    with torch.device("meta"):
-        net = SlimResNet(100)
-    assert sum(part.numel() for part in net.parameters()) == 11_220_132
-    held = [sum(part.numel() for part in net.sliced(k, 0).parameters()) for k in range(4)]
-    assert held == [9_808, 48_448, 193_152, 784_228]
-
-
 @torch.no_grad()
 def test_work_is_what_runs() -> None:
     """`mmac` is the formula of the scenarios, and what a counter of operations sees."""
@@ -79,28 +70,6 @@ def test_padded_inputs_change_nothing() -> None:
 
 
 @torch.no_grad()
-def test_segment_by_segment_is_end_to_end() -> None:
-    """For mixed tuples too."""
-    net = small()
-    for widths in [(0, 0, 0, 0), (3, 3, 3, 3), (0, 1, 2, 3), (3, 0, 2, 1)]:
-        found, before = IMAGES, 0
-        for k, width in enumerate(widths):
-            found, before = net.segment(k, found, width, before), width
-        assert torch.equal(found, net(IMAGES, widths))
-        assert found.shape == (3, 10)
-
-
-@torch.no_grad()
-def test_a_narrow_net_is_a_net_of_its_own() -> None:
-    """A net made narrow, with the corners of the wide one's weights, gives the same logits."""
-    net, alone = small(), SlimResNet(10, (4, 8, 16, 32), 1, 1, 4, widths=(1.0,), seed=1)
-    for name, part in alone.named_parameters():
-        part.copy_(net.get_parameter(name)[tuple(slice(n) for n in part.shape)])
-    found = net(IMAGES, (0,) * 4)
-    torch.testing.assert_close(alone(IMAGES, (0,) * 4), found, atol=1e-6, rtol=0)
-
-
-@torch.no_grad()
 def test_an_instance_runs_all_widths_up_to_its_own() -> None:
     """From inputs of any width; wider ones are refused; its weights are copies."""
     net = small()
@@ -132,15 +101,6 @@ def test_a_narrow_pass_trains_only_its_slice() -> None:
             assert outside.abs().sum() == 0, name
     entry = net.get_parameter("segments.1.blocks.0.first.weight")
     assert entry.grad[:, used[0] :].abs().sum() == 0
-
-
-def test_weights_are_drawn_by_the_seed_alone() -> None:
-    """The same for a seed, others for another, and torch's own generator stays where it was."""
-    state = torch.get_rng_state()
-    one, same, other = (small(seed).state_dict()["segments.0.stem.weight"] for seed in (3, 3, 4))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(

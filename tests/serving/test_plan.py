@@ -14,7 +14,7 @@ from serving_cases import mutated, plain, random_scenario
 from optsched.errors import InputError
 from optsched.model.verify import verify
 from optsched.serving import MarginalCost, Plan, check_log, plan_instances, simulate
-from optsched.serving.planner import (
+from optsched.serving.plan import (
     BATCH,
     BUSY,
     WAITING,

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from ppo_oracle import Replay, episode, loss_and_gradients
 
 from optsched.errors import InputError, MissingExtra
 from optsched.serving import rules
 from optsched.serving.plan import Plan
 from optsched.serving.policy import Policy, sizes
+from optsched.serving.routers import Decision
 from optsched.serving.simulator import simulate
 from optsched.serving.workload import reference
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("stable_baselines3")
-from stable_baselines3.common.buffers import RolloutBuffer  # noqa: E402
 
 from optsched.serving import ppo  # noqa: E402
 
@@ -35,6 +34,32 @@ ROWS = [(s, *row) for s in (0, 1) for row in FAST] + [(2, 0, 0), (2, 1, 3), (2, 
 PLAN = Plan.of(ROWS)
 _, SIZE, _ = sizes("extended", 3, 4, 4)
 WEIGHTS = np.random.default_rng(0).normal(size=SIZE) * 0.3
+
+
+class Replay:
+    """Decisions that were made elsewhere."""
+
+    def __init__(self, actions: list[Any]) -> None:
+        self.left = list(actions)
+
+    def route(self, view: Any) -> Decision:
+        """The next of them."""
+        s, w, g = map(int, self.left.pop(0))
+        while not view.feasible[s, view.segment, w]:
+            w -= 1
+        return Decision(s, w, 1 << g)
+
+
+def episode(fleet: Any, actions: Any) -> tuple[list[Any], list[float]]:
+    """Step one simulator until its episode ends; the decisions and rewards."""
+    made, rewards = [], []
+    for action in actions:
+        _, reward, _, _ = fleet.step(np.array([action]))
+        made.append(action)
+        rewards.append(float(reward[0]))
+        if not fleet.worlds[0].trace["decisions"].any():  # a new one
+            break
+    return made, rewards
 
 
 def short(requests: int = 80, rate: float = 2500.0, **fields: Any) -> Scenario:
@@ -83,16 +108,6 @@ def test_sampled_policy_mixes_servers() -> None:
         for value, share in enumerate(shares):
             error = np.sqrt(share * (1 - share) / len(rows))
             assert abs((rows[key] == value).mean() - share) < 4 * error, (key, value)
-
-
-def test_policy_is_the_same_for_a_seed() -> None:
-    """Drawn decisions depend on the seed, the most likely ones on nothing."""
-    policy = Policy(WEIGHTS, 3, 4, 4, sampled=True)
-    sure = dataclasses.replace(policy, sampled=False)
-    rows = [(policy, 1), (policy, 1), (policy, 2), (sure, 1), (sure, 2)]
-    costs = [simulate(short(), one, plan=PLAN, seed=s, log=False).cost for one, s in rows]
-    assert costs[0] == costs[1] != costs[2]
-    assert costs[3] == costs[4]
 
 
 def test_policy_is_saved_and_refuses_other_problems(tmp_path: Path) -> None:
@@ -215,27 +230,6 @@ def test_open_blocks_are_settled() -> None:
     fleet.step(rng.integers(0, [3, 4, 6], (8, 3)))
 
 
-def test_discount_is_by_time() -> None:
-    """Returns stay if an interval is split in two."""
-
-    def returns(ns: list[float], rewards: list[float]) -> Any:
-        rng, zero = np.random.default_rng(0), np.zeros((1, 1))
-        box, choice = ppo.spaces.Box(-1, 1, (1,)), ppo.spaces.MultiDiscrete([2])
-        buffer = RolloutBuffer(len(ns), box, choice, device="cpu", gae_lambda=1.0, gamma=1.0)
-        end = np.zeros(1)
-        for t, reward in zip(ns, rewards, strict=True):
-            value = torch.tensor([rng.normal()])
-            buffer.add(zero, zero, np.array([reward]), end, value, torch.zeros(1))
-            end = 1 - np.exp(np.array([t]) / -ppo.HORIZON_NS)
-        buffer.compute_returns_and_advantage(torch.tensor([4.0]), end)
-        return buffer.returns[:, 0]
-
-    whole = returns([3e6, 9e6, 2e6], [1.0, -2.0, 3.0])
-    split = returns([3e6, 4e6, 5e6, 2e6], [1.0, -2.0, 0.0, 3.0])
-    assert np.delete(split, 2) == pytest.approx(whole, rel=1e-5)
-    assert whole[-1] == pytest.approx(3.0 + 4.0 * np.exp(-2 / 50), rel=1e-5)
-
-
 def test_done_is_one_minus_the_discount() -> None:
     """By the time that passed; 1 at an episode's end; in paper mode always."""
     fleet = fleet_of(short())
@@ -248,28 +242,17 @@ def test_done_is_one_minus_the_discount() -> None:
     assert fleet_of(short(), "paper").step(np.zeros((1, 3)))[2] == 1
 
 
-def test_load_changes_what_is_to_come() -> None:
-    """Arrivals so far stay, the intervals to come are stretched, on and back."""
-    fleet = fleet_of(short(400))
-    for _ in range(30):
-        fleet.step(np.zeros((1, 3)))
-    before, now = fleet.arrival[0].copy(), fleet.worlds[0].trace["now"][0]
-    fleet.set_load(0.25)
-    wanted = np.where(before > now, now + 4.0 * (before - now), before)
-    assert fleet.arrival[0] == pytest.approx(wanted, abs=1)
-    assert (np.diff(fleet.arrival[0]) >= 0).all()
-    fleet.set_load(1.0)
-    assert fleet.arrival[0] == pytest.approx(before, abs=2)
-
-
-def test_infeasible_servers_are_passed_over() -> None:
-    """A policy that is certain of a server without room for the segment gets the next one."""
-    plan = Plan.of([(0, k, 0) for k in (1, 2, 3)] * 4)  # all slots
-    weights = np.zeros(SIZE)
-    weights[-13] = 50.0
-    policy = Policy(weights, 3, 4, 4, epsilon=0.0)
-    rows = simulate(short(), policy, plan=plan).log.batches  # type: ignore[union-attr]
-    assert (rows["server"] == (rows["segment"] == 0)).all()
+def test_mixed_head() -> None:
+    """Probabilities and entropy of the server are those of the mixture, by NumPy."""
+    logits = torch.tensor([[2.0, 0.0, -1.0, 0.3, 0.1]])
+    mixed = ppo.Mixed([3, 2]).proba_distribution(logits)
+    p = np.exp([2.0, 0.0, -1.0])
+    p = 0.95 * p / p.sum() + 0.05 / 3
+    q = np.exp([0.3, 0.1]) / np.exp([0.3, 0.1]).sum()
+    found = mixed.log_prob(torch.tensor([[1, 0]]))
+    assert found.item() == pytest.approx(np.log(p[1]) + np.log(q[0]), rel=1e-5)
+    entropy = -(p * np.log(p)).sum() - (q * np.log(q)).sum()
+    assert mixed.entropy().item() == pytest.approx(entropy, rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["flow", "paper"])
@@ -282,29 +265,6 @@ def test_first_ratio_is_one(mode: str) -> None:
     seen, actions, before = map(torch.as_tensor, rows)
     ratio = (model.policy.evaluate_actions(seen, actions)[1] - before.ravel()).exp()
     assert torch.allclose(ratio, torch.ones(512), atol=1e-4)
-
-
-def test_loss_and_gradients_equal_the_oracle() -> None:
-    """One step of plain gradient descent on a rollout whose ratios are far from one."""
-    fleet = fleet_of(short(400), n=4)
-    model: Any = ppo.make_model(fleet, 0)
-    parameters = dict(model.policy.named_parameters())
-    model.n_epochs, model.batch_size, model.max_grad_norm = 1, 512, 1e9
-    model.lr_schedule, model.ent_coef = lambda left: 1.0, 0.05
-    model.policy.optimizer = torch.optim.SGD(parameters.values(), lr=1.0)
-    train, model.train = model.train, lambda: None
-    buffer = model.learn(512).rollout_buffer
-    buffer.log_probs += np.random.default_rng(0).normal(size=(128, 4)) * 0.4
-    names = "observations", "actions", "log_probs", "advantages", "returns"
-    kept = {key: getattr(buffer, key).reshape(512, -1).astype(float) for key in names}
-    kept |= {key: one.detach().numpy().astype(float) for key, one in parameters.items()}
-    train()
-    loss, gradients = loss_and_gradients(kept, ppo.EPSILON)
-    assert model.logger.name_to_value["train/loss"] == pytest.approx(loss, rel=1e-4)
-    largest = max(np.abs(one).max() for one in gradients.values())
-    for name, one in parameters.items():
-        found = kept[name] - one.detach().numpy()
-        assert np.abs(found - gradients[name]).max() < 1e-4 * largest, name
 
 
 def test_training_improves(monkeypatch: pytest.MonkeyPatch) -> None:

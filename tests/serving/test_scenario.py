@@ -13,9 +13,9 @@ from serving_cases import GONE, document, mutated, plain, random_scenario, resid
 
 from optsched.errors import InputError
 from optsched.serving.accuracy import additive, nearest
-from optsched.serving.document import log_document, log_of, to_json
+from optsched.serving.log import log_document, log_of
 from optsched.serving.routers import JSED, Router, Static
-from optsched.serving.scenario import Contention, Link, Scenario, Server
+from optsched.serving.scenario import Contention, Link, Scenario, Server, to_json
 from optsched.serving.simulator import simulate
 from optsched.serving.workload import network_mmac, read_arrivals, reference
 

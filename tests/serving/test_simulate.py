@@ -208,13 +208,6 @@ def test_room_is_for_whom_it_was_made() -> None:
     assert run.finish[0] == 6e6  # each segment is loaded and run for 1 ms
 
 
-def test_random_groups_are_no_larger_than_batches() -> None:
-    """Of up to 32 requests where a batch holds 4."""
-    run = simulate(plain([0.0] * 64, max_batch=4), Router(Static((0,)), JSED(), 0))
-    assert run.log is not None and run.log.batches["images"].max() == 4
-    assert run.summary.completed == 64
-
-
 def test_a_log_of_many_instances() -> None:
     """One for every request: the log grows on the way."""
     run = simulate(plain(np.arange(1500) * 5.0), ONE, settings=Settings(idle_ms=0.5))

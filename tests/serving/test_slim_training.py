@@ -70,19 +70,6 @@ def test_a_short_training_teaches_every_tuple() -> None:
     assert min(table.values()) > 40, table
 
 
-def test_training_depends_on_the_seed_alone() -> None:
-    """Not on torch's own generator, which stays where it was."""
-    images, found = some(digits(), 96), []
-    for seed, noise in ((1, 5), (1, 6), (2, 5)):
-        net = tiny()
-        state = torch.manual_seed(noise).get_state()
-        training.train_slim(net, images, epochs=1, seed=seed)
-        assert torch.equal(state, torch.get_rng_state())
-        found.append(weights(net))
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
-
-
 def test_a_step_trains_on_four_tuples() -> None:
     """One step equals one by hand: the full tuple on labels, three on its answers."""
     images, net, by_hand = some(digits(), 16), tiny(), tiny()
@@ -100,20 +87,6 @@ def test_a_step_trains_on_four_tuples() -> None:
         for part in by_hand.parameters():  # the first step of Nesterov momentum
             part -= 0.1 * 1.9 * (part.grad + 5e-4 * part)
     torch.testing.assert_close(weights(net), weights(by_hand), atol=1e-6, rtol=1e-5)
-
-
-def test_interrupted_training_keeps_the_net() -> None:
-    """Ctrl-C after the second epoch: two rows, a trained net, no gradients left."""
-    net = tiny()
-
-    def stop(row: training.Epoch) -> None:
-        if row.epoch == 2:
-            raise KeyboardInterrupt
-
-    history = training.train_slim(net, some(digits(), 64), epochs=9, on_progress=stop)
-    assert [row.epoch for row in history] == [1, 2]
-    assert not torch.equal(weights(net), weights(tiny()))
-    assert all(part.grad is None for part in net.parameters())
 
 
 def test_accuracy_of_every_tuple_is_that_of_a_direct_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,15 +185,3 @@ def test_digits_reach_the_goal() -> None:
         uniform += [table[",".join([str(w)] * 4)] / 3 for w in range(4)]
     assert min(means) >= 97.5, means
     assert all(b >= a - 0.5 for a, b in pairwise(uniform)), uniform
-
-
-def test_networks_of_other_numbers_are_refused(tmp_path: Path) -> None:
-    """Weights are finite and have 32 bits; a rate that is too high is told."""
-    net = SlimResNet(10, channels=(8, 8), blocks=1, in_channels=1, group_channels=2).double()
-    for _ in range(2):
-        training.save_network(net, tmp_path / "net.pt")
-        with pytest.raises(InputError, match=r"net\.pt: weights: expected finite numbers"):
-            training.load_network(tmp_path / "net.pt")
-        next(net.float().parameters()).data[:] = float("nan")
-    with pytest.raises(InputError, match="the loss is not finite"):
-        training.train_slim(net, some(digits(), 64), epochs=1)
