@@ -7,9 +7,10 @@ its machine's order (serial schedule generation). `Mode` says which.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from numba import types
 
 from optsched.kernels import plain_python
 from optsched.kernels.compile import BOOL, INT, INTS, entry, helper, record, records
@@ -42,7 +43,7 @@ OPERATION = record(
 )
 ARC = record("head weight")
 MACHINE = record(
-    "memory level first_ready n_ready free_at last changed best best_time best_key room used"
+    "memory level first_ready n_ready free_at last changed best best_time best_key unused used"
 )
 CHAIN = record("first before left begun is_open pending")
 SLOT = record("limit used")
@@ -128,6 +129,25 @@ class DispatchGraph(NamedTuple):
         return DispatchGraph(_frozen(turned), _frozen(arc), machine, chain)
 
 
+class Run(NamedTuple):
+    """One run of the kernel: the graph, which is only read, and the state, which is written.
+
+    `order` receives the placed operations from the front; operations without a machine that are
+    ready are stacked at its end. `ready` has the ready operations of every machine, unsorted, from
+    the machine's `first_ready` on. `held` are bytes per (chain, machine).
+    """
+
+    operation: npt.NDArray[np.void]
+    arc: npt.NDArray[np.void]
+    machine: npt.NDArray[np.void]
+    chain: npt.NDArray[np.void]
+    held: IntArray
+    state: npt.NDArray[np.void]
+    ready: IntArray
+    order: IntArray
+    slot: npt.NDArray[np.void]
+
+
 def run(
     graph: DispatchGraph,
     priority: IntArray,
@@ -136,7 +156,7 @@ def run(
     first_come: bool = False,
     slot_limit: IntArray | None = None,
 ) -> tuple[IntArray, IntArray] | None:
-    """One list schedule.
+    """Make one list schedule.
 
     Parameters
     ----------
@@ -157,34 +177,24 @@ def run(
         Operations in the order of dispatch, and the start of every operation; None if the rule
         got stuck (memory, or a limit that this graph cannot keep).
     """
-    # an order that keeps to the memory is kept, though a banker would not have lent so much
+    n, limits = len(priority), [] if slot_limit is None else slot_limit
+    # an order that keeps the memory limits is accepted, even if the banker would refuse it
     for is_banked in (False, True) if mode == Mode.IN_ORDER else (True,):
-        found = _run(graph, priority, int(mode), first_come, slot_limit, is_banked)
-        if found is not None or not len(graph.chain):
+        state = np.empty(n, STATE)
+        state["priority"] = priority
+        given = Run(
+            graph.operation, graph.arc, graph.machine.copy(), graph.chain.copy(),
+            np.zeros(len(graph.chain) * len(graph.machine), np.int64), state,
+            np.empty(n, np.int64), np.empty(n, np.int64), _table(SLOT, len(limits), limit=limits),
+        )  # fmt: skip
+        if plain_python.run(dispatch, given, int(mode), first_come, is_banked) == n:
+            return given.order, state["start"].copy()
+        if not len(graph.chain):
             break
-    return found
+    return None
 
 
-def _run(
-    graph: DispatchGraph, priority: IntArray, mode: int, first_come: bool,
-    slot_limit: IntArray | None, is_banked: bool,
-) -> tuple[IntArray, IntArray] | None:  # fmt: skip
-    n = len(priority)
-    state = np.empty(n, STATE)
-    state["priority"] = priority
-    slot = np.zeros(0 if slot_limit is None else len(slot_limit), SLOT)
-    if slot_limit is not None:
-        slot["limit"] = slot_limit
-    order = np.empty(n, np.int64)
-    placed = plain_python.run(
-        dispatch, graph.operation, graph.arc, graph.machine.copy(), graph.chain.copy(),
-        np.zeros(len(graph.chain) * len(graph.machine), np.int64), state, np.empty(n, np.int64),
-        order, slot, mode, first_come, is_banked,
-    )  # fmt: skip
-    return (order, state["start"].copy()) if placed == n else None
-
-
-def _table(dtype: np.dtype[np.void], n: int, **columns: IntArray) -> npt.NDArray[np.void]:
+def _table(dtype: np.dtype[np.void], n: int, **columns: Any) -> npt.NDArray[np.void]:
     table = np.zeros(n, dtype)
     for name, values in columns.items():
         table[name] = values
@@ -219,37 +229,51 @@ def _chains(graph: Schedule) -> tuple[IntArray, IntArray, npt.NDArray[np.void]]:
     )  # fmt: skip
 
 
+RUN: Final[Any] = types.NamedTuple(
+    (
+        records(OPERATION, True), records(ARC, True), records(MACHINE), records(CHAIN), INTS,
+        records(STATE), INTS, INTS, records(SLOT),
+    ),
+    Run,
+)  # fmt: skip
+
+
 @helper(counted=False, inline=True)
-def _fits(op, state, slot, machine, i, epoch):  # type: ignore[no-untyped-def]
-    """Whether nothing but the banker may be against placing i on its machine now."""
-    if state[i].blocked == epoch or machine.level + op[i].need > machine.memory:
+def _fits(s, machine, i, epoch):  # type: ignore[no-untyped-def]
+    """Whether memory and slots allow i on its machine now; the banker is asked later.
+
+    `blocked` is the last epoch in which the banker refused i: since then nothing was freed.
+    """
+    op = s.operation[i]
+    if s.state[i].blocked == epoch or machine.level + op.need > machine.memory:
         return False
-    at = op[i].slot_in
-    return at < 0 or at >= len(slot) or slot[at].used < slot[at].limit
+    at = op.slot_in
+    return at < 0 or at >= len(s.slot) or s.slot[at].used < s.slot[at].limit
 
 
 @helper(counted=False, inline=True)
-def _earliest_start(op, state, machine, i):  # type: ignore[no-untyped-def]
-    """When i can start behind what its machine has got."""
-    at = machine.free_at
+def _earliest_start(s, machine, i):  # type: ignore[no-untyped-def]
+    """The earliest start of i after the last operation of its machine."""
+    op, at = s.operation, machine.free_at
     if machine.last >= 0 and op[machine.last].family != op[i].family:
         at += op[machine.last].setup_out + op[i].setup_in
-    return max(at, state[i].available)
+    return max(at, s.state[i].available)
 
 
 @helper(counted=False, inline=True)
-def _select(op, state, ready, slot, machine, epoch, mode, first_come):  # type: ignore[no-untyped-def]
-    """The machine's best operation by (start, or end if active; key; priority), in its record."""
+def _select(s, machine, epoch, mode, first_come):  # type: ignore[no-untyped-def]
+    """Find the machine's best operation by (start, or end if active; key; priority)."""
+    state = s.state
     machine.best = -1
     for k in range(machine.first_ready, machine.first_ready + machine.n_ready):
-        i = ready[k]
-        if not _fits(op, state, slot, machine, i, epoch):
+        i = s.ready[k]
+        if not _fits(s, machine, i, epoch):
             continue
         at = 0
         if mode != IN_ORDER:
-            at = _earliest_start(op, state, machine, i)
+            at = _earliest_start(s, machine, i)
             if mode == ACTIVE:
-                at += op[i].duration
+                at += s.operation[i].duration
         key = state[i].available if first_come else 0
         if machine.best < 0 or _precedes(
             at, key, state[i].priority,
@@ -270,15 +294,16 @@ def _precedes(time, key, priority, other_time, other_key, other_priority):  # ty
 
 
 @helper(counted=False, inline=True)
-def _of_conflict(op, state, ready, slot, machine, epoch, first_come):  # type: ignore[no-untyped-def]
+def _of_conflict(s, machine, epoch, first_come):  # type: ignore[no-untyped-def]
     """Giffler-Thompson: by priority one that could start before the machine's earliest end."""
+    state = s.state
     chosen = machine.best
     key = state[chosen].available
     for k in range(machine.first_ready, machine.first_ready + machine.n_ready):
-        i = ready[k]
-        if not _fits(op, state, slot, machine, i, epoch):
+        i = s.ready[k]
+        if not _fits(s, machine, i, epoch):
             continue
-        if _earliest_start(op, state, machine, i) >= machine.best_time:
+        if _earliest_start(s, machine, i) >= machine.best_time:
             continue
         if first_come and state[i].available != key:
             better = state[i].available < key
@@ -292,15 +317,12 @@ def _of_conflict(op, state, ready, slot, machine, epoch, first_come):  # type: i
 
 @helper(counted=False)
 def _is_safe(op, machine, chain, held, state, i):  # type: ignore[no-untyped-def]
-    """Banker's check: after i, all chains in flight can still end one after the other.
-
-    `held` are bytes per (chain, machine).
-    """
+    """Banker's check: after i, all open chains can still end one after the other."""
     n_machines = len(machine)
     state[i].is_placed = 1
     for r in range(n_machines):
-        machine[r].room = machine[r].memory - machine[r].level
-    machine[op[i].resource].room -= op[i].acquire - op[i].free
+        machine[r].unused = machine[r].memory - machine[r].level
+    machine[op[i].resource].unused -= op[i].acquire - op[i].free
     n_pending = 0
     for c in range(len(chain)):
         chain[c].is_open = chain[c].begun or c == op[i].chain
@@ -309,6 +331,7 @@ def _is_safe(op, machine, chain, held, state, i):  # type: ignore[no-untyped-def
             n_pending += 1
     k = 0
     n_failed = 0  # in a row
+    # invariant: the chains that left `pending` can end in this order; `unused` has their bytes
     while n_failed < n_pending:
         if k >= n_pending:
             k = 0
@@ -318,9 +341,9 @@ def _is_safe(op, machine, chain, held, state, i):  # type: ignore[no-untyped-def
             n_failed += 1
             continue
         for r in range(n_machines):
-            machine[r].room += held[c * n_machines + r]
+            machine[r].unused += held[c * n_machines + r]
         if c == op[i].chain:
-            machine[op[i].resource].room += op[i].acquire - op[i].free
+            machine[op[i].resource].unused += op[i].acquire - op[i].free
         chain[c].is_open = 0
         n_pending -= 1
         chain[k].pending = chain[n_pending].pending
@@ -331,7 +354,7 @@ def _is_safe(op, machine, chain, held, state, i):  # type: ignore[no-untyped-def
 
 @helper(counted=False, inline=True)
 def _can_end(op, machine, chain, state, c):  # type: ignore[no-untyped-def]
-    """Whether the rest of a chain fits into the room that there is."""
+    """Whether the remaining operations of a chain fit into the unused bytes."""
     if chain[c].before >= 0 and chain[chain[c].before].is_open:
         return False
     for r in range(len(machine)):
@@ -340,7 +363,7 @@ def _can_end(op, machine, chain, state, c):  # type: ignore[no-untyped-def]
     while i >= 0:
         if not state[i].is_placed:
             m = machine[op[i].resource]
-            if m.memory != NO_LIMIT and m.used + op[i].need > m.room:
+            if m.memory != NO_LIMIT and m.used + op[i].need > m.unused:
                 return False
             m.used += op[i].acquire - op[i].free
         i = op[i].next_in_chain
@@ -348,68 +371,83 @@ def _can_end(op, machine, chain, state, c):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
-def _offer(op, state, ready, machine, order, n_loose, i):  # type: ignore[no-untyped-def]
-    """Hand i, whose predecessors are all placed, to its machine, or to those that need none.
-
-    These wait at the end of `order`; returns how many there are.
-    """
-    if op[i].resource < 0:
-        order[len(order) - 1 - n_loose] = i
+def _offer(s, n_loose, i):  # type: ignore[no-untyped-def]
+    """Add i to the ready operations; return the number of those without a machine."""
+    resource = s.operation[i].resource
+    if resource < 0:
+        s.order[len(s.order) - 1 - n_loose] = i
         return n_loose + 1
-    m = machine[op[i].resource]
-    state[i].place = m.first_ready + m.n_ready
-    ready[state[i].place] = i
+    m = s.machine[resource]
+    s.state[i].place = m.first_ready + m.n_ready
+    s.ready[s.state[i].place] = i
     m.n_ready += 1
     m.changed = 1
     return n_loose
 
 
 @helper(counted=False, inline=True)
-def _book(op, state, ready, machine, chain, held, slot, i):  # type: ignore[no-untyped-def]
-    """Place i at the end of its machine; whether somebody may fit now who did not."""
-    r = op[i].resource
-    m = machine[r]
-    start = _earliest_start(op, state, m, i)
+def _book(s, i):  # type: ignore[no-untyped-def]
+    """Place i at the end of its machine; return whether a blocked operation may fit now."""
+    op, state, chain, slot = s.operation[i], s.state, s.chain, s.slot
+    m = s.machine[op.resource]
+    start = _earliest_start(s, m, i)
     state[i].start = start
-    m.free_at = start + op[i].duration
+    m.free_at = start + op.duration
     m.last = i
     m.changed = 1
     m.n_ready -= 1
-    moved = ready[m.first_ready + m.n_ready]
-    ready[state[i].place] = moved
+    moved = s.ready[m.first_ready + m.n_ready]
+    s.ready[state[i].place] = moved
     state[moved].place = state[i].place
-    taken = op[i].acquire - op[i].free
+    taken = op.acquire - op.free
     m.level += taken
     helps = taken < 0
-    c = op[i].chain
+    c = op.chain
     if c >= 0:
-        held[c * len(machine) + r] += taken
+        s.held[c * len(s.machine) + op.resource] += taken
         chain[c].left -= 1
         chain[c].begun = chain[c].left > 0
         helps = helps or chain[c].left == 0
-    if 0 <= op[i].slot_in < len(slot):
-        slot[op[i].slot_in].used += 1
-    if 0 <= op[i].slot_out < len(slot):
-        slot[op[i].slot_out].used -= 1
+    if 0 <= op.slot_in < len(slot):
+        slot[op.slot_in].used += 1
+    if 0 <= op.slot_out < len(slot):
+        slot[op.slot_out].used -= 1
         helps = True
     return helps
 
 
-@entry(
-    INT, records(OPERATION, True), records(ARC, True), records(MACHINE), records(CHAIN),
-    INTS, records(STATE), INTS, INTS, records(SLOT), INT, BOOL, BOOL, counted=False,
-)  # fmt: skip
-def dispatch(  # type: ignore[no-untyped-def]
-    op, arc, machine, chain, held, state, ready, order, slot, mode, first_come, is_banked,
-):  # fmt: skip
-    """Dispatch all operations into `order` and ``state.start``; returns how many were placed.
+@helper(counted=False, inline=True)
+def _best_machine(s, epoch, mode, first_come):  # type: ignore[no-untyped-def]
+    """The machine whose best operation precedes all others; -1 if nothing fits."""
+    machine, state = s.machine, s.state
+    best = -1
+    for r in range(len(machine)):
+        m = machine[r]
+        if m.changed:
+            m.changed = 0
+            _select(s, m, epoch, mode, first_come)
+        if m.best >= 0 and (
+            best < 0
+            or _precedes(
+                m.best_time, m.best_key, state[m.best].priority, machine[best].best_time,
+                machine[best].best_key, state[machine[best].best].priority,
+            )
+        ):  # fmt: skip
+            best = r
+    return best
 
-    `op` and `arc` are read; `machine`, `chain` and `slot` are copies of this run, `held` (chains x
-    machines) is zero, of `state` only the priority is given, `ready` and `order` are empty.
+
+@entry(INT, RUN, INT, BOOL, BOOL, counted=False)
+def dispatch(s, mode, first_come, is_banked):  # type: ignore[no-untyped-def]
+    """Dispatch all operations into `order` and ``state.start``; return the number placed.
+
+    `machine`, `chain` and `slot` are copies for this run, `held` is zero, of `state` only the
+    priority is given.
     """
-    n, n_machines = len(op), len(machine)
+    op, arc, machine, state, order = s.operation, s.arc, s.machine, s.state, s.order
+    n = len(op)
     n_loose = 0
-    for r in range(n_machines):
+    for r in range(len(machine)):
         machine[r].last = -1
         machine[r].changed = 1
     for i in range(n):
@@ -418,9 +456,11 @@ def dispatch(  # type: ignore[no-untyped-def]
         state[i].blocked = -1
         state[i].is_placed = 0
         if op[i].n_before == 0:
-            n_loose = _offer(op, state, ready, machine, order, n_loose, i)
-    epoch = 0  # what does not fit is asked again in the next
-    is_starved = False  # somebody waits to free what is not held yet
+            n_loose = _offer(s, n_loose, i)
+    epoch = 0  # blocked operations are tried again in the next one
+    is_starved = False  # an operation is blocked because it frees bytes that are not held yet
+    # invariant: order[:count] is a feasible partial schedule, in which `available` is the earliest
+    # start after all placed predecessors, and `best` is up to date where `changed` is 0
     for count in range(n):
         i = -1
         if n_loose > 0:
@@ -428,43 +468,30 @@ def dispatch(  # type: ignore[no-untyped-def]
             n_loose -= 1
             state[i].start = state[i].available
         while i < 0:
-            best = -1
-            for r in range(n_machines):
-                m = machine[r]
-                if m.changed:
-                    m.changed = 0
-                    _select(op, state, ready, slot, m, epoch, mode, first_come)
-                if m.best >= 0 and (
-                    best < 0
-                    or _precedes(
-                        m.best_time, m.best_key, state[m.best].priority, machine[best].best_time,
-                        machine[best].best_key, state[machine[best].best].priority,
-                    )
-                ):  # fmt: skip
-                    best = r
+            best = _best_machine(s, epoch, mode, first_come)
             if best < 0:
                 return count  # stuck
             m = machine[best]
             i = m.best
             if mode == ACTIVE:
-                i = _of_conflict(op, state, ready, slot, m, epoch, first_come)
+                i = _of_conflict(s, m, epoch, first_come)
             is_early = m.level + op[i].acquire < op[i].free
             is_starved = is_starved or is_early
-            admitted = not is_early and _fits(op, state, slot, m, i, epoch)
-            if admitted and is_banked and len(chain) > 0 and op[i].acquire > op[i].free:
-                admitted = _is_safe(op, machine, chain, held, state, i)
+            admitted = not is_early and _fits(s, m, i, epoch)
+            if admitted and is_banked and len(s.chain) > 0 and op[i].acquire > op[i].free:
+                admitted = _is_safe(op, machine, s.chain, s.held, state, i)
             if not admitted:
                 state[i].blocked = epoch
                 m.changed = 1
                 i = -1
                 continue
-            helps = _book(op, state, ready, machine, chain, held, slot, i)
+            helps = _book(s, i)
             if is_starved and op[i].acquire > op[i].free:
                 is_starved = False
                 helps = True
             if helps:
                 epoch += 1
-                for r in range(n_machines):
+                for r in range(len(machine)):
                     machine[r].changed = 1
         state[i].is_placed = 1
         order[count] = i
@@ -473,5 +500,5 @@ def dispatch(  # type: ignore[no-untyped-def]
             state[j].available = max(state[j].available, state[i].start + arc[e].weight)
             state[j].waiting -= 1
             if state[j].waiting == 0:
-                n_loose = _offer(op, state, ready, machine, order, n_loose, j)
+                n_loose = _offer(s, n_loose, j)
     return n
