@@ -10,7 +10,7 @@ import numpy as np
 
 import optsched
 from optsched import JobArray, pipelines
-from optsched.analysis.occupancy import horizon, setup_time
+from optsched.analysis.occupancy import horizon, setup_times
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def run_of(array: JobArray, schedule: Schedule, how: str = "", bound: int = 0) -
         "backward": int((blocks * backward).sum()),
         "recompute": int((recomputes[:, None] * blocks * array.recompute).sum()),
         "update": int(array.update.sum()),
-        "switch": sum(setup_time(schedule, d) for d in range(array.n_devices)),
+        "switch": int(setup_times(schedule)[: array.n_devices].sum()),
     }
     span = horizon(schedule)
     parts["bubble"] = array.n_devices * span - sum(parts.values())

@@ -33,8 +33,8 @@ class Links(NamedTuple):
     wait: IntArray
     tokens: IntArray
 
-    def where(self, keep: npt.NDArray[np.bool_]) -> Links:
-        """Some of the links."""
+    def where(self, keep: npt.NDArray[np.bool_] | IntArray) -> Links:
+        """Some of the links, by flags or in the order of these places."""
         return Links(*(column[keep] for column in self))
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from optsched.analysis.links import links
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
 
@@ -106,29 +106,24 @@ def left_out(schedule: Schedule, chart: Bars) -> npt.NDArray[np.bool_]:
 
 def setups(schedule: Schedule, cycles: int = 1) -> Setups:
     """Positive setup times between neighbours of every sequence, drawn as late as possible."""
-    start = _starts(schedule)
-    periodic = schedule.period is not None
-    rows = []
-    for r in range(schedule.n_resources):
-        row = _sequence(schedule, r)
-        pairs = list(itertools.pairwise(row))
-        if periodic and row:
-            pairs.insert(0, (row[-1], row[0]))
-        for c in turns(schedule, cycles):
-            begin = c * (schedule.period or 0)
-            for i, j in pairs:
-                wait = schedule.setup(i, j)
-                if wait and begin + start[j] > 0:
-                    rows.append((r, j, begin + int(start[j]) - wait, begin + int(start[j])))
-    table = np.array(rows, np.int64).reshape(-1, 4)
-    return Setups(*(table[:, k] for k in range(4)))
+    start, found = _starts(schedule), links(schedule)
+    found = found.where((found.resource >= 0) & (found.wait > 0))
+    found = found.where(np.lexsort((start[found.head], found.resource)))
+    later = [c * (schedule.period or 0) for c in turns(schedule, cycles)]
+    end = np.concatenate([start[found.head] + shift for shift in later])
+    resource, operation, wait = (
+        np.tile(column, len(later)) for column in (found.resource, found.head, found.wait)
+    )
+    seen = end > 0
+    return Setups(resource[seen], operation[seen], (end - wait)[seen], end[seen])
 
 
-def setup_time(schedule: Schedule, resource: int) -> int:
-    """Sum of the setups on a resource: of the whole schedule, or of one period."""
-    row = _sequence(schedule, resource)
-    after = row[1:] if schedule.period is None else row[1:] + row[:1]
-    return sum(schedule.setup(i, j) for i, j in zip(row, after, strict=False))
+def setup_times(schedule: Schedule) -> IntArray:
+    """Sum of the setups on every resource: of the whole schedule, or of one period."""
+    found, total = links(schedule), np.zeros(schedule.n_resources, np.int64)
+    found = found.where(found.resource >= 0)
+    np.add.at(total, found.resource, found.wait)
+    return total
 
 
 def held_bytes(

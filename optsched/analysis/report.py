@@ -12,7 +12,7 @@ import numpy as np
 from optsched.analysis.critical_path import critical_path
 from optsched.analysis.iterations import JobReport, job_reports, throughput
 from optsched.analysis.links import links, tight_links
-from optsched.analysis.occupancy import horizon, peak_memory, setup_time
+from optsched.analysis.occupancy import horizon, peak_memory, setup_times
 from optsched.errors import InputError
 from optsched.model.graph import describe
 from optsched.solving.progress import relative_gap
@@ -119,7 +119,10 @@ def report(schedule: Schedule) -> Report:
         status=claim.status if claim else "unknown",
         solver=solver if isinstance(solver, str) else "",
         throughput=throughput(schedule, iterations, span),
-        resources=tuple(_resource(schedule, r, span) for r in range(schedule.n_resources)),
+        resources=tuple(
+            _resource(schedule, r, span, setup)
+            for r, setup in enumerate(setup_times(schedule).tolist())
+        ),
         iterations=iterations,
         critical_path=_steps(schedule, path, chain),
         path_is_complete=_is_complete(schedule, path),
@@ -127,9 +130,9 @@ def report(schedule: Schedule) -> Report:
     )
 
 
-def _resource(schedule: Schedule, r: int, span: int) -> ResourceReport:
+def _resource(schedule: Schedule, r: int, span: int, setup: int) -> ResourceReport:
     users = schedule.users[r]
-    busy, setup = int(schedule.duration[users].sum()), setup_time(schedule, r)
+    busy = int(schedule.duration[users].sum())
     bubble = span - busy - setup
     shares = [float(Fraction(part, span)) if span else 0.0 for part in (busy, setup, bubble)]
     return ResourceReport(
