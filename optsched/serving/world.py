@@ -122,18 +122,12 @@ def _push(world, at, kind, s, which):  # type: ignore[no-untyped-def]
     heap = world.heap
     i = trace.pending
     trace.pending += 1
-    order = trace.order
     trace.order += 1
-    while i > 0:
-        up = heap[(i - 1) // 2]
-        if up.at <= at:
-            break
-        row = heap[i]
-        row.at, row.order, row.kind = up.at, up.order, up.kind
-        row.server, row.which = up.server, up.which
+    while i > 0 and heap[(i - 1) // 2].at > at:
+        heap[i] = heap[(i - 1) // 2]
         i = (i - 1) // 2
     row = heap[i]
-    row.at, row.order, row.kind, row.server, row.which = at, order, kind, s, which
+    row.at, row.order, row.kind, row.server, row.which = at, trace.order, kind, s, which
 
 
 @helper(NONE, WORLD, counted=False, inline=True)
@@ -143,24 +137,16 @@ def _pop(world):  # type: ignore[no-untyped-def]
     heap = world.heap
     trace.pending -= 1
     n = trace.pending
-    last = heap[n]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= n:
-            break
+    i, child = 0, 1
+    while child < n:
         if child + 1 < n and _before(heap[child + 1], heap[child]):
             child += 1
-        down = heap[child]
-        if not _before(down, last):
+        if not _before(heap[child], heap[n]):
             break
-        row = heap[i]
-        row.at, row.order, row.kind = down.at, down.order, down.kind
-        row.server, row.which = down.server, down.which
+        heap[i] = heap[child]
         i = child
-    row = heap[i]
-    row.at, row.order, row.kind = last.at, last.order, last.kind
-    row.server, row.which = last.server, last.which
+        child = 2 * i + 1
+    heap[i] = heap[n]
 
 
 @helper(counted=False, inline=True)
