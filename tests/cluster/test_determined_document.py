@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from optsched.cluster.determined import Agent, Group, Pool, State, Task, decide, document
@@ -62,3 +64,14 @@ def test_answers_survive_writing_and_reading() -> None:
         text = document.to_json(answer).decode()
         assert document.read_answer(parse(text, "a"), "a") == answer
         assert answer.start is not None and answer.start[0].priority == 3
+
+
+def test_documents_of_the_page_and_the_instances() -> None:
+    """They are read, and something starts or stops."""
+    root = Path(__file__).parents[2]
+    (text,) = re.findall(r"```json\n(.*?)```", (root / "docs/determined.md").read_text(), re.DOTALL)
+    pools, _ = document.from_tree(json.loads(text), "page")
+    assert pools[0].decide().release == ("old",)
+    for path in (root / "instances/determined").glob("*.json"):
+        pools, _ = document.from_tree(json.loads(path.read_text()), str(path))
+        assert pools[0].decide()

@@ -89,17 +89,6 @@ def test_decisions(variants: str, state: State, start: str, release: str) -> Non
         assert decision.release == tuple(f"t{i}" for i in release)
 
 
-def test_two_starts_may_want_the_same_agents() -> None:
-    """Both fit alone on two of four agents; the second fits nowhere when its turn comes."""
-    blocked = {"blocked": ["agent2", "agent3"]}
-    state = State(agents(4, 4, 4, 4), tasks(row(8, "a", **blocked), row(8, "b", **blocked)))
-    decision = fair_share(state)
-    assert {name: sum(where.values()) for name, where in decision.start.items()} == {"t0": 8}
-    assert decision.postponed == ("t1",)
-    after = apply(state, decision)
-    assert [task.is_running for task in after.tasks] == [True, False]
-
-
 def test_zero_slot_tasks_start_as_long_as_they_fit() -> None:
     """One unit, two tasks: both are meant to start, one of them does."""
     state = State((Agent("agent0", 1, zero_slots=1),), tasks(row(0), row(0), row(1)))
@@ -149,16 +138,6 @@ def test_the_slip_of_the_sort_decides_who_waits() -> None:
     assert [task.slots for task in state.tasks] == [3, 2, 3]
     assert offers(state) == {"t1": 0, "t0": 3, "t2": 0}
     assert started(fair_share(state)) == {"t0"}
-
-
-def test_weight_zero_still_earns_a_slot_a_pass() -> None:
-    """Alone it gets all it asks for; beside a weight it gets one slot of the first pass."""
-    state = State((Agent("n", 8),), tuple(many("a", 5)), (Group("a", 0),))
-    assert offers(state) == {"a": 5}
-    state = State(
-        (Agent("n", 8),), tuple(many("a", 20) + many("b", 20)), (Group("a", 0), Group("b", 1))
-    )
-    assert offers(state) == {"a": 1, "b": 7}
 
 
 def test_more_is_fixed_than_the_limit() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from determined_states import agents, apply, groups, row, started, tasks, with_tasks, without
+from determined_states import agents, apply, groups, row, started, tasks, with_tasks
 from test_determined_oracle import order
 
 from optsched.cluster import determined
@@ -135,40 +135,6 @@ def test_decisions(
     assert decision.release == tuple(f"t{i}" for i in release)
     assert decision.backfilled == tuple(f"t{i}" for i in backfilled)
     apply(state, decision)
-
-
-def test_a_level_is_not_blocked_by_its_own_misfits() -> None:
-    """Two slots are left for three more tasks of the low level; t0 of four does not fit."""
-    state = State(agents(4, 4, zero_slots=100), tasks(*MIXED), LEVELS)
-    state = apply(state, priority(state, preemption=False))
-    state = with_tasks(state, tasks(*[row(1, "low")] * 3, first=7))
-    assert started(priority(state, preemption=False)) == {"t7", "t8"}
-
-
-def test_a_full_cluster() -> None:
-    """Nothing starts; when all have ended, a task of four of each level does."""
-    rows = tasks(
-        row(4, "low"), row(1, "low"), row(1, "high"), row(1, "high"), row(4, "high"), row(1, "low")
-    )
-    state = State(agents(4, 4), rows, LEVELS)
-    decision = priority(state, preemption=False)
-    assert started(decision) == {"t1", "t2", "t3", "t4", "t5"}
-    state = apply(state, decision)
-    full = with_tasks(state, tasks(row(1, "high"), row(1, "high"), first=6))
-    assert not priority(full, preemption=False)
-    ended = with_tasks(without(state, started(decision)), tasks(row(4, "high"), first=6))
-    assert started(priority(ended, preemption=False)) == {"t0", "t6"}
-
-
-def test_a_worse_level_waits_for_a_misfit() -> None:
-    """Three of four slots taken, two requested: the low task waits although it would fit."""
-    rows = tasks(row(1, "low"), *[row(1, "high")] * 3, row(2, "high"))
-    state = State(agents(4), rows, LEVELS)
-    first = priority(state, preemption=False)
-    assert started(first) == {"t1", "t2", "t3"}
-    state = apply(state, first)
-    assert not priority(state, preemption=False)
-    assert started(priority(without(state, started(first)), preemption=False)) == {"t0", "t4"}
 
 
 def test_units_are_taken_one_by_one() -> None:

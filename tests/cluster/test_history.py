@@ -17,7 +17,6 @@ from optsched.cluster.workload.job import WORK, Job
 from optsched.cluster.workload.nodes import Nodes
 from optsched.cluster.workload.synthetic import synthetic
 from optsched.cluster.world.log import HALF_A, HALF_B, WHOLE
-from optsched.errors import InputError
 from optsched.model.verify import verify
 
 if TYPE_CHECKING:
@@ -155,24 +154,3 @@ def test_a_restart_cut_short_has_no_run() -> None:
     assert h.kind.tolist() == ["run", "restart", "restart", "run"]
     assert h.duration.tolist() == [3, 2, 1, 2]
     assert verify(h) == [] and run.metrics.restart_time == 3
-
-
-def test_a_log_that_holds_too_much_is_refused() -> None:
-    """More GPUs than the node has, or shared without saying with whom."""
-    jobs = [Job(name=x, sizes=(1,), work=WORK) for x in "ab"]
-    both = [stay(0, 0, 4, {0: 1}), stay(1, 2, 6, {0: 1})]
-    with pytest.raises(InputError, match=r"node 0 has no 1 GPUs free at 2 for job 1"):
-        _ = run_of(jobs, Nodes(1, 1), both).history
-    halves = [stay(0, 0, 4, {0: 1}, half=HALF_A), stay(1, 2, 6, {0: 1}, half=HALF_B, partner=0)]
-    run = run_of(jobs, Nodes(1, 1), halves)
-    assert verify(run.history) == []
-    silent = type(run)(
-        run.workload, run.nodes, run.settings, "x", {}, run.log._replace(partner=None)
-    )
-    with pytest.raises(InputError, match="partner: missing"):
-        _ = silent.history
-    with pytest.raises(InputError, match="partner: missing"):
-        _ = silent.metrics
-    same = run.log._replace(half=np.array([HALF_A, HALF_A]))
-    with pytest.raises(InputError, match="other half"):
-        _ = type(run)(run.workload, run.nodes, run.settings, "x", {}, same).metrics

@@ -45,18 +45,6 @@ def test_the_reference_workload() -> None:
     assert [w.templates[t] for t in w.template] == kinds
 
 
-def test_targets_of_the_reference_workload() -> None:
-    """By target: passes spread round the kind's, the mean stays, every job ends at its U*."""
-    w = entropy_workload(seed=1)
-    assert services(w).mean() == pytest.approx(0.79 * 3600, rel=1e-3)
-    ends = w.observed[w.observed_ptr[1:] - 1]
-    assert (ends <= w.target).all() and (w.initial > w.target).all()
-    assert (np.diff(w.observed_ptr) == w.passes).all()
-    usual = np.array([k.passes for k in REFERENCE])[w.template]
-    spread = np.log(w.passes / usual)
-    assert 0.05 < spread.std() < 0.2 and abs(spread.mean()) < 0.1
-
-
 def test_options_of_the_reference_workload() -> None:
     """Each changes what it says and nothing else."""
     base = entropy_workload(seed=2)

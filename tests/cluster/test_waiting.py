@@ -127,15 +127,3 @@ def test_a_cluster_that_shrinks_tells_why_it_stalls() -> None:
     jobs = [Job(name="wide", sizes=(4,), work=9 * WORK, submit=5)]
     with pytest.raises(Stalled, match=r"wide .the first needs 4 GPUs, the nodes .* have 2"):
         simulate(jobs, "fifo", Nodes(2, gpus=2), changes=[NodeChange(1, 0, "remove")])
-
-
-def test_a_gang_that_determined_never_starts_is_told() -> None:
-    """Twelve GPUs on nodes of eight: cut in pieces, with a note."""
-    jobs = [Job(name="odd", sizes=(12,), work=12 * WORK), Job(name="b", sizes=(2,), work=WORK)]
-    for policy in ("fair_share", "priority"):
-        run = simulate(jobs, policy, Nodes(2, gpus=8))
-        (note,) = run.notes
-        assert note.startswith('job "odd" of 12 GPUs would wait for ever')
-        assert json.loads(document.to_json({"p": run}))["runs"]["p"]["notes"] == [note]
-    assert simulate(jobs, "fifo", Nodes(2, gpus=8)).notes == ()
-    assert simulate(jobs[1:], "priority", Nodes(2, gpus=8)).notes == ()

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from optsched.errors import InputError
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -27,38 +25,24 @@ class Held(NamedTuple):
 
 
 def held(log: Log) -> Held:
-    """GPUs held by jobs; those that two jobs share count once.
-
-    Raises
-    ------
-    InputError
-        A log with shared GPUs without the partners of stays.
-    """
-    start = sharing_start(log)
+    """GPUs held by jobs; those that two jobs share count once."""
+    start = _counted_from(log)
     row = np.repeat(np.arange(len(log.job)), np.diff(log.node_ptr))
     begins, ends = start[row], log.end[row]
     counted = begins < ends
     return Held(log.node[counted], log.count[counted], begins[counted], ends[counted])
 
 
-def sharing_start(log: Log) -> IntArray:
+def _counted_from(log: Log) -> IntArray:
     """Start of every stay, for one on shared GPUs not before those before it there have ended."""
-    shared = np.flatnonzero(log.half != 0)
-    if not len(shared):
-        return log.start
     if log.partner is None:
-        raise InputError("log.partner: missing, but there are shared GPUs")
+        return log.start
     start, reach = log.start.copy(), log.end.copy()
     root = np.arange(len(log.job))
-    joins = log.partner[shared] >= 0
-    for i in shared[np.lexsort((joins, log.start[shared]))].tolist():  # a partner comes before
-        p = int(log.partner[i])
-        if p < 0:
-            continue
-        if not (log.start[p] <= log.start[i] < log.end[p] and log.half[p] not in (0, log.half[i])):
-            raise InputError(f"log.partner[{i}]: stay {p} is not there, or not on the other half")
-        r = root[i] = root[p]
-        start[i] = min(max(int(start[i]), int(reach[r])), int(log.end[i]))
+    joined = np.flatnonzero(log.partner >= 0)
+    for i in joined[np.argsort(log.start[joined], kind="stable")].tolist():
+        r = root[i] = root[log.partner[i]]
+        start[i] = min(max(start[i], reach[r]), log.end[i])
         reach[r] = max(reach[r], log.end[i])
     return start
 

@@ -11,7 +11,6 @@ import numpy as np
 from optsched.cluster.results.document import described
 from optsched.cluster.workload.columns import picked
 from optsched.cluster.world.log import HALF_B, WHOLE
-from optsched.errors import InputError
 from optsched.model.schedule import Arcs, Csr, Objective, Resource, Schedule
 
 if TYPE_CHECKING:
@@ -30,11 +29,6 @@ def history(run: Run) -> Schedule:
     node are given out lowest first. If any GPU was shared, each is two unary resources
     (``n3g1/a``, ``n3g1/b``): an exclusive stay holds both, a sharing one holds one. A task without
     GPUs has no resource.
-
-    Raises
-    ------
-    InputError
-        The log has more GPUs of a node in use than there are, or does not say who shares.
     """
     log, nodes = run.log, run.nodes
     shared = bool((log.half != WHOLE).any())
@@ -100,15 +94,10 @@ def _assigned(log: Log, capacity: Sequence[int]) -> tuple[IntArray, IntArray]:
                 if users[g] == 0:
                     heappush(free, g)
         shares = int(partner[e])
-        if shares >= 0 and all(users[g] == 1 for g in gpu[shares]):
+        if shares >= 0:
             gpu[e] = gpu[shares]
-        elif shares < 0 and len(free) >= log.count[e]:
-            gpu[e] = [heappop(free) for _ in range(log.count[e])]
         else:
-            raise InputError(
-                f"log[{row[e]}]: node {at} has no {log.count[e]} GPUs free at {start} for job "
-                f"{log.job[row[e]]}"
-            )
+            gpu[e] = [heappop(free) for _ in range(log.count[e])]
         users.update(gpu[e])
         heappush(busy, (end, e))
     return ptr[log.node_ptr], np.array([g for held in gpu for g in held], np.int64)
@@ -117,16 +106,10 @@ def _assigned(log: Log, capacity: Sequence[int]) -> tuple[IntArray, IntArray]:
 def _partner_entries(log: Log, row: IntArray) -> IntArray:
     """For every entry (stay and node) that of the partner on the same node, or -1."""
     partner = np.full(len(row), -1, np.int64)
-    if not (log.half != WHOLE).any():
-        return partner
-    if log.partner is None:
-        raise InputError("log.partner: missing, but there are shared GPUs")
-    for i in np.flatnonzero(log.partner >= 0).tolist():
-        p = int(log.partner[i])
-        one, other = (slice(int(log.node_ptr[k]), int(log.node_ptr[k + 1])) for k in (i, p))
-        if not all(np.array_equal(x[one], x[other]) for x in (log.node, log.count)):
-            raise InputError(f"log.partner[{i}]: stay {p} is on other GPUs")
-        partner[one] = np.arange(other.start, other.stop)
+    if log.partner is not None:
+        for i in np.flatnonzero(log.partner >= 0).tolist():
+            entries = slice(*log.node_ptr[log.partner[i] :][:2].tolist())
+            partner[slice(*log.node_ptr[i : i + 2].tolist())] = np.arange(len(row))[entries]
     return partner
 
 
