@@ -174,11 +174,8 @@ def checked_pools(pools: Pool | Iterable[Pool]) -> tuple[Pool, ...]:
 def find_fit(state: State, task: Task) -> dict[str, int]:
     """The agents that a waiting task would be placed on now, with its slots on each; empty: none.
 
-    One agent with enough free slots (or a free zero-slot unit), by the pool's fit; else, for more
-    than one slot and unless `single_agent`, idle agents of one size that divides the request, the
-    largest size first; else, if the pool is `heterogeneous`, idle agents from the largest size
-    down, without going back (idle agents of 8, 7 and 5 slots cannot serve 12). The task need not
-    belong to the pool, and whether it has an allocation does not matter.
+    `docs/determined.md` has the rules. The task need not belong to the pool, and whether it has an
+    allocation does not matter.
     """
     if not isinstance(task, Task):
         raise InputError(f"task: expected a Task, got {format_value(task)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -159,16 +160,10 @@ def read_answer(tree: Any, name: str) -> Answer:
                 integer("priority", row.priority, 1, 99)
                 if not checked.allocation:
                     raise InputError("agents: expected at least one, got none")
-        seen: dict[str, str] = {}
-        for place, names in (
-            ("start", [row.task for row in found.start]), ("release", found.release),
-            ("postponed", found.postponed or ()),
-        ):  # fmt: skip
-            for task in names:
-                label(place, task)
-                if task in seen:
-                    where = "" if seen[task] == place else f" (also in {seen[task]})"
-                    raise InputError(f"{place}: duplicate task {format_value(task)}{where}")
-                seen[task] = place
+        names = [*(row.task for row in found.start), *found.release, *(found.postponed or ())]
+        for task, times in Counter(names).items():
+            label("release", task)
+            if times > 1:
+                raise InputError(f"start, release, postponed: duplicate task {format_value(task)}")
     found.postponed, found.waiting = found.postponed or None, found.waiting or None
     return found

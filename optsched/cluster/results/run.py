@@ -49,13 +49,10 @@ class Run:
             if column is not None:
                 column.flags.writeable = False
 
-    @cached_property
+    @property
     def jct(self) -> IntArray:
         """Completion minus submit time of every job, -1 if it did not end; shape (jobs,)."""
-        ended = self.log.finished >= 0
-        found = np.where(ended, self.log.finished - self.workload.submit, -1)
-        found.flags.writeable = False
-        return found
+        return self.metrics.jct
 
     @cached_property
     def metrics(self) -> Metrics:

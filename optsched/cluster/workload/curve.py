@@ -22,23 +22,9 @@ MOST_PASSES: Final = 10_000
 class Curve:
     """U(p) = U_inf + (U_0 - U_inf) exp(-kappa p) after pass p, plus seeded normal noise.
 
-    Parameters
-    ----------
-    initial
-        U_0, before the first pass.
-    final
-        U_inf, what is approached.
-    kappa
-        Speed of the fall per pass, > 0.
-    target
-        U*: the job is done after the first pass with U <= U*; None: it does not end so.
-    noise
-        Standard deviation of what is reported; reports stay >= 0.
-
-    Raises
-    ------
-    InputError
-        Negative or NaN numbers, ``initial < final``, or a target that is not above ``final``.
+    U_0 is `initial`, U_inf `final`, `kappa` > 0. A job is done after the first pass with a report
+    of at most `target` (None: it does not end so). `noise` is the standard deviation of reports,
+    which stay >= 0.
     """
 
     initial: float

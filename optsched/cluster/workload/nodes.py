@@ -34,23 +34,9 @@ _GROUP: Final = re.compile(
 class Nodes:
     """Nodes with GPUs: ``Nodes(16, gpus=8)``, ``Nodes.of([8, 8, 4])``, or ``Nodes.parse("16x8")``.
 
-    Parameters
-    ----------
-    count
-        Nodes of equal size, at least 1.
-    gpus
-        GPUs of each; 0 for nodes that take zero-slot tasks only.
-    zero_slots
-        Tasks without GPUs that a node takes at once.
-    type
-        Of their GPUs; a job never spans types.
-    cpus, memory_gb
-        Of each node, for jobs that ask for them by GPU; infinite: no limit.
-
-    Raises
-    ------
-    InputError
-        A number is negative, no integer or too large.
+    `gpus` may be 0, for nodes that take zero-slot tasks only, `zero_slots` of them at once. A job
+    never spans GPUs of several types. `cpus` and `memory_gb` are those of each node, for jobs that
+    request them by GPU; infinite: no limit.
     """
 
     gpus: tuple[int, ...]

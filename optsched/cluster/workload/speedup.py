@@ -37,13 +37,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class Amdahl:
-    """f(g) = g / (1 + c (g - 1)): every GPU more adds the share c of a step.
-
-    Raises
-    ------
-    InputError
-        c is not in [0, 1]: 0 is linear, 1 gains nothing.
-    """
+    """f(g) = g / (1 + c (g - 1)): every GPU more adds the share c of a step, 0 (linear) to 1."""
 
     c: float
 
@@ -58,18 +52,7 @@ class Amdahl:
 
 @dataclass(frozen=True, init=False)
 class Table:
-    """Measured speeds: ``Table({1: 1.0, 2: 1.8, 4: 3.1})``.
-
-    Parameters
-    ----------
-    speeds
-        Speed relative to one GPU by number of GPUs; nothing is interpolated.
-
-    Raises
-    ------
-    InputError
-        No number of GPUs, a speed that is not positive, or ``f(1)`` that is not 1.
-    """
+    """Measured speeds relative to one GPU: ``Table({1: 1.0, 2: 1.8, 4: 3.1})``; no interpolation."""
 
     gpus: tuple[int, ...]
     speed: tuple[float, ...]

@@ -47,12 +47,8 @@ def synthetic(
 
     Parameters
     ----------
-    jobs, seed
-        How many; seed of all draws.
     load
-        GPU time that arrives per unit of time, over `gpus`; in (0, 10^6].
-    gpus
-        GPUs of the cluster that the load is relative to; larger gangs are not drawn.
+        GPU time that arrives per unit of time, over `gpus`; larger gangs are not drawn.
     duration
         Median in seconds at the drawn size, and sigma of its logarithm; cut to 10 s .. 30 days.
     sizes
@@ -62,8 +58,6 @@ def synthetic(
         ``Amdahl(0.1)`` instead of ``Linear()``.
     groups
         Number of users, ``u0`` the most active.
-    passes
-        Data passes of every job.
     """
     integer("jobs", jobs, 1, 10**7)
     number("load", load, 0.0, MOST_LOAD, above=True)
@@ -160,8 +154,6 @@ def entropy_workload(
 
     Parameters
     ----------
-    jobs, seed
-        How many; seed of all draws.
     c
         Amdahl share: .522 from the paper's service times.
     gpus

@@ -117,20 +117,10 @@ class Workload:
         name: str = "",
         seed: int = 0,
     ) -> Workload:
-        """Columns of these jobs.
+        """Columns of these jobs, sorted by submit time, equal times in the order given.
 
-        Parameters
-        ----------
-        jobs
-            Any order; they are sorted by submit time, equal times in the order given.
-        groups
-            Groups with a weight, limits or a priority; those that only jobs name are added.
-        time_unit
-            ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``.
-        name
-            Label.
-        seed
-            Of the noise of curves; the noise of a job depends on its name, not on its place.
+        Groups that only jobs name are added to `groups`. `time_unit` is ``"s"``, ``"ms"``, ``"us"``
+        or ``"ns"``. The noise of a curve depends on `seed` and on the job's name.
 
         Raises
         ------
@@ -167,20 +157,11 @@ class Workload:
         return replace(self, **new)
 
     def with_estimate_error(self, sigma: float, seed: int) -> Workload:
-        """Multiply every estimate by a seeded lognormal factor exp(sigma * normal).
-
-        Parameters
-        ----------
-        sigma
-            Standard deviation of the factor's logarithm, in [0, 10].
-        seed
-            Of the factors.
-        """
+        """Multiply every estimate by a seeded lognormal factor exp(sigma * normal)."""
         sigma = number("sigma", sigma, 0.0, 10.0)
         random = np.random.default_rng(integer("seed", seed))
         factor = np.exp(sigma * random.standard_normal(len(self)))
-        most = float(MOST_WORK)
-        scaled = np.clip(np.rint(self.estimate * factor), 1, most).astype(np.int64)
+        scaled = np.clip(np.rint(self.estimate * factor), 1, float(MOST_WORK)).astype(np.int64)
         return self.changed(estimate=np.where(factor == 1, self.estimate, scaled))
 
     def changed(self, **columns: Any) -> Workload:
