@@ -103,7 +103,7 @@ def test_hostile_files(tmp_path: Path) -> None:
         ("\n\n", "the file is empty"),
         ("job_id,submit_time_s\n", '"num_gpus" is missing'),
         ("job_id,submit_time_s,num_gpus,duration_s,x\n", 'unknown column "x" .*optsched workload'),
-        ("job_id,submit_time_s,num_gpus,job_id\n", '"job_id" is there twice'),
+        ("job_id,submit_time_s,num_gpus,job_id\n", '"job_id" appears twice'),
     ):
         with pytest.raises(InputError, match=message):
             read_trace(trace(tmp_path, "", head))

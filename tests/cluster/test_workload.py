@@ -152,7 +152,7 @@ def three() -> Workload:
     ("build", "message"),
     [
         (lambda: Workload.of([]), "at least one job"),
-        (lambda: Workload.of([plain(), plain()]), r'jobs\[1\].name: "a" is there twice'),
+        (lambda: Workload.of([plain(), plain()]), r'jobs\[1\].name: "a" appears twice'),
         (lambda: Workload.of([plain(), 3]), r"jobs\[1\]: expected a Job"),  # type: ignore[list-item]
         (lambda: Workload.of("ab"), "expected a list of Job"),  # type: ignore[arg-type]
         (lambda: Workload.of([plain()], time_unit="h"), "expected one of ns, us, ms, s"),

@@ -132,7 +132,7 @@ def _check_names(names: tuple[Any, ...]) -> None:
     if len(set(names)) < len(names):
         first: dict[str, int] = {}
         twice = next(i for i, name in enumerate(names) if first.setdefault(name, i) != i)
-        raise InputError(f"jobs[{twice}].name: {format_value(names[twice])} is there twice")
+        raise InputError(f"jobs[{twice}].name: {format_value(names[twice])} appears twice")
 
 
 def column(key: str, given: Any, names: Sequence[str]) -> npt.NDArray[Any]:

@@ -93,7 +93,7 @@ class Nodes:
                 elif value != math.inf:
                     number(key, value, 0.0, MOST_AMOUNT)
         if twice := [name for name, times in Counter(found["names"]).items() if times > 1]:
-            raise InputError(f"names: {format_value(twice[0])} is there twice")
+            raise InputError(f"names: {format_value(twice[0])} appears twice")
         units = integer("zero_slots", zero_slots, 0, MOST_TOTAL)
         made = cls.__new__(cls)
         made.__dict__.update(gpus=sizes, zero_slots=units, **found)

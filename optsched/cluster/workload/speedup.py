@@ -52,7 +52,7 @@ class Amdahl:
 
 @dataclass(frozen=True, init=False)
 class Table:
-    """Measured speeds relative to one GPU: ``Table({1: 1.0, 2: 1.8, 4: 3.1})``; no interpolation."""
+    """Measured speeds relative to one GPU, exact sizes only: ``Table({1: 1.0, 2: 1.8})``."""
 
     gpus: tuple[int, ...]
     speed: tuple[float, ...]

@@ -299,7 +299,7 @@ def numbered(
         if not isinstance(one, Group):
             raise InputError(f"groups[{g}]: expected a Group, got {format_value(one)}")
         if one.name in known:
-            raise InputError(f"groups[{g}].name: {format_value(one.name)} is there twice")
+            raise InputError(f"groups[{g}].name: {format_value(one.name)} appears twice")
         known[one.name] = one
     for name in group:
         known.setdefault(name, Group(name))
