@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
+
+A = TypeVar("A", bound="npt.NDArray[Any]")
 
 MAX_NAME: Final = 200
 """Characters of a name."""
@@ -65,27 +67,42 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-def int_array(name: str, given: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """A read-only, contiguous int64 vector; a copy unless `given` is one already.
+def int_array(name: str, given: npt.ArrayLike, ndim: int | None = 1) -> npt.NDArray[np.int64]:
+    """A read-only, contiguous int64 array (None: of any shape); copied unless `given` is one.
 
     Refuses floats, booleans, text, ragged rows and integers beyond 2^53 by the name of the field.
     """
     try:
         array = np.asarray(given)
     except (ValueError, OverflowError):
-        raise InputError(f"{name}: expected a flat list of integers") from None
+        rule = "expected a flat list of integers" if ndim == 1 else "the rows differ in length"
+        raise InputError(f"{name}: {rule}") from None
     if array.size == 0 and array.dtype.kind == "f":
         array = array.astype(np.int64)
     if array.dtype.kind == "u" and array.size and int(array.max()) > MAX_INTEGER:
         raise InputError(f"{name}: expected integers <= 2^53, got {array.max()}")
+    if array.dtype.kind == "b" or (not isinstance(given, np.ndarray) and _holds_bool(given)):
+        raise InputError(f"{name}: expected integers, got true or false")  # NumPy takes True for 1
     if array.dtype.kind not in "iu":
         raise InputError(f"{name}: expected integers, got {array.dtype} values")
-    if array.ndim != 1:
+    if array.ndim != (array.ndim if ndim is None else ndim):
         raise InputError(f"{name}: expected a flat array, got shape {array.shape}")
     if not (array.dtype == np.int64 and array.flags.c_contiguous and not array.flags.writeable):
-        array = np.array(array, dtype=np.int64, order="C")
-        array.flags.writeable = False
+        array = frozen(np.array(array, dtype=np.int64, order="C"))
     return array
+
+
+def frozen(array: A) -> A:
+    """Make an array read-only and return it."""
+    array.flags.writeable = False
+    return array
+
+
+def _holds_bool(given: Any) -> bool:
+    if not isinstance(given, (list, tuple)):
+        return isinstance(given, (bool, np.bool_))
+    kinds = set(map(type, given))
+    return not kinds <= {int} and any(map(_holds_bool, given))
 
 
 def number(

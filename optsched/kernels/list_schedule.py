@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
+from optsched.io.values import frozen
 from optsched.kernels import plain_python
 from optsched.kernels.compile import BOOL, INT, INTS, entry, helper, record, records
 
@@ -85,13 +86,13 @@ class DispatchGraph(NamedTuple):
             memory=np.where(graph.memory == 0, NO_LIMIT, graph.memory),
         )  # fmt: skip
         arc = _table(ARC, len(after.other), head=after.other, weight=after.weight)
-        return cls(_frozen(operation), _frozen(arc), machine, chain)
+        return cls(frozen(operation), frozen(arc), machine, chain)
 
     def with_slots(self, slot_in: IntArray, slot_out: IntArray) -> DispatchGraph:
         """The graph with other virtual stages."""
         operation = self.operation.copy()
         operation["slot_in"], operation["slot_out"] = slot_in, slot_out
-        return self._replace(operation=_frozen(operation))
+        return self._replace(operation=frozen(operation))
 
     def reversed(self) -> DispatchGraph:
         """Time mirrored: arcs turned, setups and memory exchanged, releases dropped.
@@ -126,7 +127,7 @@ class DispatchGraph(NamedTuple):
         last = np.flatnonzero((op["chain"] >= 0) & (op["next_in_chain"] < 0))
         chain["first"][op["chain"][last]] = last
         arc = _table(ARC, len(tail), head=tail[by_head], weight=weight)
-        return DispatchGraph(_frozen(turned), _frozen(arc), machine, chain)
+        return DispatchGraph(frozen(turned), frozen(arc), machine, chain)
 
 
 class Run(NamedTuple):
@@ -198,11 +199,6 @@ def _table(dtype: np.dtype[np.void], n: int, **columns: Any) -> npt.NDArray[np.v
     table = np.zeros(n, dtype)
     for name, values in columns.items():
         table[name] = values
-    return table
-
-
-def _frozen(table: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    table.flags.writeable = False
     return table
 
 

@@ -134,7 +134,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         "operations[1].duration: expected an integer <= 2^53, got 9007199254740993",
     ),
     ({"duration": [3.0, 4.0]}, "duration: expected integers, got float64 values"),
-    ({"duration": [True, False]}, "duration: expected integers, got bool values"),
+    ({"duration": [True, False]}, "duration: expected integers, got true or false"),
     ({"duration": [[3, 4]]}, "duration: expected a flat array, got shape (1, 2)"),
     ({"job": [1]}, "job: expected 2 values, one per operation, got 1"),
     (

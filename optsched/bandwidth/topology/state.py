@@ -16,7 +16,7 @@ from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.names import id_ranges
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError
-from optsched.io.values import integer, label
+from optsched.io.values import frozen, integer, label
 
 if TYPE_CHECKING:
     import os
@@ -182,12 +182,12 @@ class ClusterState:
     @cached_property
     def masks(self) -> IntArray:
         """Free GPUs a host: bit i is local GPU i; of hosts beyond 16 GPUs only their number."""
-        return _frozen(_by_host(self.cluster, self.free))
+        return frozen(_by_host(self.cluster, self.free))
 
     @cached_property
     def room(self) -> IntArray:
         """Number of free GPUs a host."""
-        return _frozen(self.cluster.counts(self.free))
+        return frozen(self.cluster.counts(self.free))
 
     @cached_property
     def held(self) -> IntArray:
@@ -196,7 +196,7 @@ class ClusterState:
         for j, job in enumerate(self.jobs):
             for h, count in host_counts(self.cluster, job.gpus)[0].items():
                 held[j, h] = count
-        return _frozen(held)
+        return frozen(held)
 
     # changes
 
@@ -367,7 +367,7 @@ class ClusterState:
             for sign, gpus in ((1, freed), (-1, taken)):
                 for h, mask in host_counts(cluster, gpus)[1].items():
                     masks[h] += sign * mask
-            state.__dict__["masks"] = _frozen(masks)
+            state.__dict__["masks"] = frozen(masks)
         if "held" in cached and len(new) < 2:
             held = np.zeros((len(jobs), cluster.n_hosts), np.int64)
             held[:at] = cached["held"][:at]
@@ -375,7 +375,7 @@ class ClusterState:
             for job in new:
                 for h, count in host_counts(cluster, job.gpus)[0].items():
                     held[at, h] = count
-            state.__dict__["held"] = _frozen(held)
+            state.__dict__["held"] = frozen(held)
         return state
 
     def __eq__(self, other: object) -> bool:
@@ -460,11 +460,6 @@ _INT = {int}
 
 _FEW = 256
 """GPUs that are counted faster one by one than by NumPy."""
-
-
-def _frozen(array: IntArray) -> IntArray:
-    array.flags.writeable = False
-    return array
 
 
 def host_counts(cluster: Cluster, gpus: tuple[int, ...]) -> tuple[dict[int, int], dict[int, int]]:

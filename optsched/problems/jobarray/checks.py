@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
-from optsched.io.values import did_you_mean, format_value, integer, label
+from optsched.io.values import did_you_mean, format_value, frozen, int_array, integer, label
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,7 +26,7 @@ RECOMPUTE_MODES: Final = ("never", "always", "choose")
 
 def shape_of(forward: npt.ArrayLike) -> tuple[int, int]:
     """(jobs, stages) of the forward times."""
-    array = integers("forward", forward)
+    array = int_array("forward", forward, None)
     if array.ndim != 2 or 0 in array.shape:
         raise InputError(
             f"forward: expected one row per job with one value per stage, got shape {array.shape}"
@@ -34,43 +34,16 @@ def shape_of(forward: npt.ArrayLike) -> tuple[int, int]:
     return int(array.shape[0]), int(array.shape[1])
 
 
-def integers(key: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-    """An int64 array of any shape; floats, booleans and ragged rows are refused."""
-    try:
-        array = np.asarray(values)
-    except (ValueError, OverflowError):
-        raise InputError(f"{key}: the rows differ in length") from None
-    if array.dtype == object:
-        raise InputError(f"{key}: expected integers <= 2^53")
-    if not isinstance(values, np.ndarray) and _holds_bool(values):  # NumPy takes True for 1
-        raise InputError(f"{key}: expected integers, got true or false")
-    if array.dtype.kind == "b" or (
-        array.dtype.kind != "i" and array.dtype.kind != "u" and array.size
-    ):
-        raise InputError(f"{key}: expected integers, got {array.dtype} values")
-    if array.dtype.kind == "u" and array.size and int(array.max()) > MAX_INTEGER:
-        raise InputError(f"{key}: expected integers <= 2^53, got {array.max()}")
-    return array.astype(np.int64)
-
-
-def _holds_bool(values: Any) -> bool:
-    if isinstance(values, (list, tuple)):
-        return any(map(_holds_bool, values))
-    return isinstance(values, (bool, np.bool_))
-
-
 def table_of(key: str, values: Any, shape: tuple[int, ...], least: int = 0) -> IntArray:
     """An array of the given shape with values in least..2^53; a scalar fills it."""
-    array = integers(key, values)
+    array: IntArray = int_array(key, values, None)
     if array.ndim == 0:
         array = np.full(shape, array)
     if array.shape != shape:
         raise InputError(f"{key}: expected shape {shape}, got {array.shape}")
     refuse(array < least, key, array, f"an integer >= {least}")
     refuse(array > MAX_INTEGER, key, array, "an integer <= 2^53")
-    array = np.ascontiguousarray(array)
-    array.flags.writeable = False
-    return array
+    return frozen(array)
 
 
 def refuse(bad: npt.NDArray[np.bool_], key: str, values: IntArray, rule: str) -> None:

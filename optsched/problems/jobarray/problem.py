@@ -6,11 +6,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
+from optsched.io.values import int_array
 from optsched.model import bounds
 from optsched.model.schedule import Csr, Problem
 from optsched.problems.jobarray import reports
 from optsched.problems.jobarray.bounds import period_bounds
-from optsched.problems.jobarray.checks import integers, recompute_of, refuse_unknown
+from optsched.problems.jobarray.checks import recompute_of, refuse_unknown
 from optsched.problems.jobarray.fields import JobArrayFields, fields_of
 from optsched.problems.jobarray.graph import build, overflow_alone
 from optsched.solving.solution import PeriodicOrders
@@ -302,7 +303,7 @@ class JobArray(JobArrayFields, Problem):
             return evaluate(self.graph(), rows).makespan
         from optsched.kernels.cycle_ratio import cycle_time
 
-        given = None if offsets is None else integers("offsets", offsets)
+        given = None if offsets is None else int_array("offsets", offsets)
         return cycle_time(self.graph(), rows, given).period
 
     def scheduled(self, answer: Csr | Orders | PeriodicOrders) -> Schedule:
