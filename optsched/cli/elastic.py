@@ -15,6 +15,7 @@ from optsched.cli.output import RunOutputs
 from optsched.cli.progress import Bar
 from optsched.cli.simulate import policies
 from optsched.cli.tables import display, table
+from optsched.cluster.policies import variants
 from optsched.errors import InputError
 from optsched.io.text import one_line
 from optsched.io.values import file_label
@@ -69,7 +70,7 @@ def elastic(
         slots = len(places) if places else 2 if demo else None
     if slots is None:
         raise InputError("slots: missing; give --slots N or --devices")
-    if "," in policy:
+    if len(variants([policy])) > 1:
         raise InputError(f"policy: expected one, got {policy!r:.60}")
     rule = policies([policy], option)[policy]
     outputs = RunOutputs(out, metrics, plot, (policy,), {"jobs": file_label(str(jobs))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -164,4 +165,5 @@ class RunOutputs(NamedTuple):
             return {self.policies[0]: path}
         ending = next((e for e in (".schedule.json", ".json") if path.name.endswith(e)), "")
         stem = path.name[: len(path.name) - len(ending)]
-        return {name: path.with_name(f"{stem}.{name}{ending}") for name in self.policies}
+        labels = {name: re.sub(r"[^\w.=-]", "-", name) for name in self.policies}
+        return {name: path.with_name(f"{stem}.{label}{ending}") for name, label in labels.items()}

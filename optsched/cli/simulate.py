@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from optsched.cli import options, progress
-from optsched.cli.options import argument, option, options_of, words
+from optsched.cli.options import argument, option, options_of
 from optsched.cli.output import RunOutputs
 from optsched.cli.progress import Bar
 from optsched.cli.tables import display, table
@@ -47,7 +47,9 @@ _GENERATED: Final = re.compile(r"(synthetic|entropy):([0-9]+)(?::([0-9.e+-]+))?"
 
 def simulate(
     trace: Annotated[str, argument("Trace (CSV), synthetic:JOBS:LOAD or entropy:JOBS.")],
-    policy: Annotated[list[str], option("Names, separated by commas; may be repeated.")],
+    policy: Annotated[
+        list[str], option("Names or NAME:KEY=VALUE,..., separated by commas; repeat.")
+    ],
     nodes: Annotated[
         str, option("16x8 (16 nodes of 8 GPUs), 8,8,4, or 4x8:A100,2x4:V100:CPUS:GB.")
     ],
@@ -85,7 +87,7 @@ def simulate(
 
     Example: optsched simulate synthetic:1000:0.9 --policy fifo,srtf --nodes 8x8
     """
-    names = words("policy", policy)
+    names = registry.variants(policy)
     tables = [] if packing is None else packing.split(",")
     chosen = policies(names, option, tables)
     inputs = {

@@ -111,6 +111,24 @@ def test_options_of_policies(site: Cli) -> None:
     assert found["sjf"]["options"]["backfill"] == "none"
 
 
+def test_variants_of_one_policy(site: Cli) -> None:
+    """Options in the name tell them apart everywhere; they go before `--option`."""
+    names = ["las:thresholds=[5,60],round=0", "las", "fifo"]
+    words = ("simulate", "t.csv", "--policy", ",".join(names), "--nodes", "2x8", "-o", "h.json")
+    ran = site(*words, "--option", "las.round=7", "--json")
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)["runs"]
+    assert list(found) == [run["policy"] for run in found.values()] == names
+    assert found[names[0]]["options"] == {"gang": None, "round": 0, "thresholds": [5, 60]}
+    assert Path("h.las-thresholds=-5-60--round=0.json").exists()
+    for wrong, message in [
+        ("las:rounds=0", r"no option 'rounds'; it has: gang, round, thresholds"),
+        ("las:round=0,round=1", "each key once"), (":a=1", "expected NAME:KEY"),
+    ]:  # fmt: skip
+        ran = site("simulate", "t.csv", "--policy", wrong, "--nodes", "2x8")
+        assert ran.code == 2 and message in ran.err, ran.err
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
 from importlib import import_module
 from types import FunctionType
@@ -11,6 +13,7 @@ from optsched.errors import InputError
 from optsched.io.values import did_you_mean, format_value
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from importlib.metadata import EntryPoint
 
     from optsched.cluster.world.policy import Policy
@@ -50,6 +53,9 @@ _RENAMED: Final = {
 """Names of earlier releases -> what to take."""
 
 
+_OUTSIDE_LISTS: Final = re.compile(r",(?![^\[]*\])")
+"""Commas that separate policies or options."""
+
 GROUP: Final = "optsched.policies"
 """Entry points of this group are policies of other packages: name -> class, or policy."""
 
@@ -65,14 +71,49 @@ def names() -> list[str]:
     return sorted({*_MODULES, *_others()})
 
 
+def variants(texts: Iterable[str]) -> list[str]:
+    """Names of policies, with their options, of ``NAME,NAME:KEY=VALUE,KEY=VALUE,...``."""
+    found: list[str] = []
+    for text in (part for given in texts for part in _OUTSIDE_LISTS.split(given)):
+        if found and "=" in text and ":" not in text.partition("=")[0]:
+            found[-1] += f",{text.strip()}"
+        elif text.strip():
+            found.append(text.strip())
+    if not found:
+        raise InputError("policy: expected names, separated by commas")
+    return list(dict.fromkeys(found))
+
+
+def _options(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of ``NAME:KEY=VALUE,...``; values are JSON, or texts."""
+    name, found = text, dict[str, Any]()
+    if "=" in text:
+        name = text.partition("=")[0].rpartition(":")[0]
+        for pair in _OUTSIDE_LISTS.split(text[len(name) + 1 :]):
+            key, equals, value = pair.partition("=")
+            if not name or not equals or key in found:
+                raise InputError(
+                    f"policy: expected NAME:KEY=VALUE,KEY=VALUE, each key once, got {text!r:.60}"
+                )
+            try:
+                found[key] = json.loads(value)
+            except ValueError:
+                found[key] = value
+    return name, found
+
+
 def get(name: str, **options: Any) -> Policy:
     """A policy by name, or by ``module:Class`` (a class, policy or rule function), with options.
+
+    ``NAME:KEY=VALUE,...`` is a variant with these options, which is also its name in reports.
 
     Raises
     ------
     InputError
         There is no such policy, it cannot be loaded, it has no such option, or the value is wrong.
     """
+    label, (name, given) = name, _options(name)
+    options |= given
     kind = _kind(name)
     known = sorted(getattr(kind, "options", ()))
     for key in options:
@@ -91,6 +132,8 @@ def get(name: str, **options: Any) -> Policy:
     if not callable(getattr(kind, "decide", None)):
         raise InputError(f"policy: {name!r:.60} has no method `decide`, got {format_value(kind)}")
     policy: Policy = kind
+    if given:
+        policy.name = label
     return policy
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from optsched.cluster.policies.elastic_rule import by_key, integers, positions, total
 from optsched.cluster.policies.packing_table import PackingTable
 from optsched.cluster.policies.rigid import Rigid, checked_gang, size_index
 from optsched.cluster.world.compiled import Choice
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 @helper()
 def hosts_of(view):  # type: ignore[no-untyped-def]
     """Positions of running jobs alone on their GPUs, by start, then position; their number."""
-    hosts, n = np.empty(len(view.job), np.int64), 0
+    hosts, n = integers(len(view.job)), 0
     for i in range(len(view.job)):
         shares = len(view.partner) > 0 and view.partner[i] >= 0
         if view.gpus[i] == 0 or shares:
@@ -52,8 +53,8 @@ def host_of(view, i, hosts, size, cost, kind, fits):  # type: ignore[no-untyped-
 
 def pack(view, ptr, size, rate, gang, estimate, kind, fits):  # type: ignore[no-untyped-def]
     """Start pending jobs by estimated duration times GPUs, beside a running job or alone."""
-    n, limit = len(view.job), min(gang, view.capacity.sum())
-    need, cost = np.empty(n, np.int64), np.empty(n, np.int64)
+    n, limit = len(view.job), min(gang, total(view.capacity))
+    need, cost = integers(n), integers(n)
     for i in range(n):
         job = view.job[i]
         at = size_index(ptr, size, job, view.gpus[i] if view.running[i] else limit)
@@ -62,8 +63,8 @@ def pack(view, ptr, size, rate, gang, estimate, kind, fits):  # type: ignore[no-
     quota, share = view.gpus.copy(), np.full(n, -1, np.int64)
     found, number_of_hosts = hosts_of(view)
     hosts = found[: number_of_hosts if fits.any() else 0]
-    free, node = view.free.sum(), view.capacity.max()
-    order = np.argsort(cost, kind="mergesort")
+    free, node = total(view.free), view.capacity.max()
+    order = by_key(positions(n), cost)
     # hosts only become fewer in one decision, and later jobs cost more: no second search
     closed = np.zeros((len(fits), node + 1), np.bool_)
     for i in order:
@@ -102,11 +103,6 @@ class Lucid(Rigid):
         Of a GPU, in the table's unit (Lucid's: 24 GiB in MiB).
     gang
         As for `Fifo`.
-
-    Raises
-    ------
-    InputError
-        An option is wrong.
     """
 
     name = "lucid"

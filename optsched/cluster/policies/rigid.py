@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
+from optsched.cluster.policies.elastic_rule import by_key, integers, positions, total
 from optsched.cluster.workload.job import PER_SECOND
 from optsched.cluster.workload.speedup import MOST_GPUS
 from optsched.cluster.world.compiled import Choice, RulePolicy
@@ -72,7 +73,7 @@ def duration(view, i, ptr, size, rate, limit):  # type: ignore[no-untyped-def]
 @helper()
 def durations(view, ptr, size, rate, limit, only_running):  # type: ignore[no-untyped-def]
     """Time to completion of every active job, or of running ones, at its size."""
-    time = np.empty(len(view.job), np.int64)
+    time = integers(len(view.job))
     for i in range(len(view.job)):
         if view.running[i] or not only_running:
             time[i] = duration(view, i, ptr, size, rate, limit)
@@ -129,8 +130,8 @@ def in_order(view, ptr, size, rate, gang, by, backfill):  # type: ignore[no-unty
     EASY: a job passes if it does not delay the first one by the estimates (Lifka, JSSPP 1995).
     """
     n = len(view.gpus)
-    quota, free, limit = view.gpus.copy(), view.free.sum(), min(gang, view.capacity.sum())
-    order, started = np.empty(n, np.int64), 0
+    quota, free, limit = view.gpus.copy(), total(view.free), min(gang, total(view.capacity))
+    order, started = integers(n), 0
     if free == 0:
         return Choice(quota, order[:0])
     by_key, time, key = by != BY_ARRIVAL, order, view.job
@@ -190,11 +191,6 @@ class Fifo(InOrder):
         first job.
     gang
         Elastic jobs run on their largest allowed size up to this; None: their largest.
-
-    Raises
-    ------
-    InputError
-        An option is wrong.
     """
 
     name = "fifo"
@@ -208,11 +204,6 @@ class Sjf(InOrder):
     ----------
     backfill, gang
         As for `Fifo`.
-
-    Raises
-    ------
-    InputError
-        An option is wrong.
     """
 
     name = "sjf"
@@ -231,8 +222,8 @@ def walk(view, order, ptr, size, limit):  # type: ignore[no-untyped-def]
     their holders only.
     """
     n = len(view.job)
-    quota, need = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    counter = view.free.sum()
+    quota, need = integers(n), integers(n)
+    counter = total(view.free)
     for i in range(n):
         most = view.gpus[i] if view.running[i] else limit
         need[i] = size[size_index(ptr, size, view.job[i], most)]
@@ -253,32 +244,9 @@ def walk(view, order, ptr, size, limit):  # type: ignore[no-untyped-def]
     return quota
 
 
-@helper()
-def by_key(key):  # type: ignore[no-untyped-def]
-    """Positions by key, equal keys by position: a stable sort that compiles fast."""
-    n, width = len(key), 1
-    order, merged = np.empty(n, np.int64), np.empty(n, np.int64)
-    for i in range(n):
-        order[i] = i
-    while width < n:
-        for first in range(0, n, 2 * width):
-            left, right = first, min(first + width, n)
-            middle, end = right, min(first + 2 * width, n)
-            for k in range(first, end):
-                if right == end or (left < middle and key[order[left]] <= key[order[right]]):
-                    merged[k] = order[left]
-                    left += 1
-                else:
-                    merged[k] = order[right]
-                    right += 1
-        order, merged = merged, order
-        width *= 2
-    return order
-
-
 def shortest_remaining(view, ptr, size, rate, gang):  # type: ignore[no-untyped-def]
     """Walk all jobs by remaining time with restarts, pending before running ones."""
-    limit = min(gang, view.capacity.sum())
+    limit = min(gang, total(view.capacity))
     key = durations(view, ptr, size, rate, limit, False)
     for i in range(len(key)):
         begun = view.starts[i] > 1 or (view.starts[i] == 1 and not view.running[i])
@@ -286,7 +254,7 @@ def shortest_remaining(view, ptr, size, rate, gang):  # type: ignore[no-untyped-
         if begun and served < view.restart_cost[i]:
             key[i] += view.restart_cost[i] - served
         key[i] = 2 * key[i] + (1 if view.running[i] else 0)
-    order = by_key(key)
+    order = by_key(positions(len(key)), key)
     return Choice(walk(view, order, ptr, size, limit), order)
 
 
@@ -324,18 +292,13 @@ def least_attained(view, ptr, size, rate, gang, thresholds, every):  # type: ign
     n, last = len(view.job), len(thresholds)
     now = view.time
     if now % every != 0:
-        return Choice(view.gpus.copy(), np.empty(0, np.int64), (now // every + 1) * every)
-    queue, order, placed = np.empty(n, np.int64), np.empty(n, np.int64), 0
+        return Choice(view.gpus.copy(), integers(0), (now // every + 1) * every)
+    queue = integers(n)
     for i in range(n):
-        queue[i] = 0
         while queue[i] < last and thresholds[queue[i]] < view.attained[i]:
             queue[i] += 1
-    for level in range(last + 1):
-        for i in range(n):
-            if queue[i] == level:
-                order[placed] = i
-                placed += 1
-    quota = walk(view, order, ptr, size, min(gang, view.capacity.sum()))
+    order = by_key(positions(n), queue)
+    quota = walk(view, order, ptr, size, min(gang, total(view.capacity)))
     soonest = NEVER
     for i in range(n):
         if quota[i] > 0 and queue[i] < last:
@@ -357,11 +320,6 @@ class Las(Rigid):
         None: 60 s.
     gang
         As for `Fifo`.
-
-    Raises
-    ------
-    InputError
-        An option is wrong.
     """
 
     name = "las"
