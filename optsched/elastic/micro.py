@@ -104,7 +104,7 @@ class MicroController:
         `workers`: then weights start anew, equal, and the learning rate continues. Other values, or
         a budget that so many workers cannot share, are an `InputError`.
         """
-        from optsched_solvers.quota import continuous_shares, proportional
+        from optsched_solvers.quota import proportional
 
         h = _unit_values("H", H)
         size = len(h) if workers is None else integer("workers", workers, 1, 2**20)
@@ -117,7 +117,7 @@ class MicroController:
         if size == len(h):
             low, high = self.weight_bounds
             mixed = self.beta * used * size + (1.0 - self.beta) * np.clip(u, low, high)  # (21)
-            weights = continuous_shares(mixed, size, low, high) / size  # (22)
+            weights = _clipped(mixed, low, high) / size  # (22)
         batches = self._batches(weights)
         total = self.samples if self.density is None else pass_samples(size, self.density)
         first = now if self._first is None else self._first
@@ -192,3 +192,19 @@ def _pair(name: str, bounds: Any, middle: float | None = None) -> tuple[Any, Any
         between = "" if middle is None else f" {middle:g} <="
         raise InputError(f"{name}: expected 0 < least <={between} most, got {bounds!r:.60}")
     return bounds[0], bounds[1]
+
+
+def _clipped(scores: FloatArray, low: float, high: float) -> FloatArray:
+    """Shares clip(mu * score, low, high) with the mu at which their mean is 1."""
+    scores = np.maximum(scores / scores.max(), 1e-300)  # what others cannot take goes to zeros
+    fixed = np.full(len(scores), np.nan)
+    while (free := np.isnan(fixed)).any():  # every round fixes a share
+        q = (len(scores) - fixed[~free].sum()) * (scores / scores[free].sum())
+        over, under = free & (q > high), free & (q < low)
+        if not (over.any() or under.any()):
+            return np.where(free, q, fixed)
+        if (q - high)[over].sum() >= (low - q)[under].sum():
+            fixed[over] = high
+        else:
+            fixed[under] = low
+    return fixed

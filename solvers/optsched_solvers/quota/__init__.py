@@ -5,10 +5,10 @@ Public, and the only part of the solvers that `optsched.cluster` and `optsched.e
 
 from optsched_solvers.quota.certificate import Certificate
 from optsched_solvers.quota.multiple_choice import choice
-from optsched_solvers.quota.shares import admit, continuous_shares, max_min, proportional
+from optsched_solvers.quota.shares import admit, max_min, proportional
 from optsched_solvers.quota.tables import makespan, max_min_table
 
 __all__ = [
-    "Certificate", "admit", "choice", "continuous_shares", "makespan", "max_min", "max_min_table",
+    "Certificate", "admit", "choice", "makespan", "max_min", "max_min_table",
     "proportional",
 ]  # fmt: skip

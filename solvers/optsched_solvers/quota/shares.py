@@ -156,39 +156,6 @@ def proportional(
     return g, Certificate("sum |g - q|", distance)
 
 
-def continuous_shares(scores: Any, total: float, minimum: Any, maximum: Any) -> FloatArray:
-    """Return real shares clip(mu * S_j, minimum_j, maximum_j) that add up to a total.
-
-    The rule of `proportional` without rounding, for real bounds; also for jobs of score 0. The
-    total must lie between the sums of the minima and of the maxima.
-    """
-    s = reals("scores", scores)
-    lo, hi = reals("minimum", minimum, len(s)), reals("maximum", maximum, len(s))
-    goal = float(reals("total", [total])[0])
-    for j in np.flatnonzero(lo > hi)[:1]:
-        raise InputError(f"job {j}: minimum {lo[j]} is above maximum {hi[j]}")
-    slack = 1e-12 * max(1.0, float(hi.sum()))
-    if not lo.sum() - slack <= goal <= hi.sum() + slack:
-        raise InputError(
-            f"total: expected {float(lo.sum()):g} (all minima) to {float(hi.sum()):g} (all maxima),"
-            f" got {goal:g}"
-        )
-    s = s / s.max() if len(s) and s.max() > 0 else np.ones(len(s))
-    if hi[s > 0].sum() + lo[s == 0].sum() <= goal:
-        lo, s = np.where(s > 0, hi, lo), np.where(s > 0, 0.0, 1.0)
-    fixed = np.where(s > 0, np.nan, lo)
-    while (free := np.isnan(fixed)).any():  # every round fixes a job
-        q = (goal - fixed[~free].sum()) * (s / s[free].sum())
-        over, under = free & (q > hi), free & (q < lo)
-        if not (over.any() or under.any()):
-            return np.where(free, q, fixed)
-        if (q - hi)[over].sum() >= (lo - q)[under].sum():
-            fixed[over] = hi[over]
-        else:
-            fixed[under] = lo[under]
-    return fixed
-
-
 def _checked(
     name: str, scores: Any, budget: int, minimum: Any, maximum: Any
 ) -> tuple[FloatArray, IntArray, IntArray, int]:
@@ -263,4 +230,4 @@ def _natural(value: float, shift: int) -> float | None:
     return found if math.isfinite(found) else None
 
 
-__all__ = ["admit", "continuous_shares", "max_min", "proportional"]
+__all__ = ["admit", "max_min", "proportional"]

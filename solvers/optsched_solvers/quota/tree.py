@@ -29,13 +29,13 @@ NOTHING: Final = 2**62
 """Cost of no answer."""
 TABLE: Final = types.Array(types.int64, 2, "C")
 
-DEPTH, BEST, FOUND, HIGHEST, EXACT = range(5)
+DEPTH, BEST, FOUND, HIGHEST = range(4)
 """Of `state`. Found: 1 at a better answer, in `path`; highest: 1: the highest cost counts, 0: their
-sum; exact: 1: all GPUs are handed out."""
+sum."""
 KIND, SIZE, COST = range(3)
 """Of `option`."""
-LEAST, NEED, MOST = range(3)
-"""Of `behind`: bound of the cost (with prices), least and most GPUs of all jobs from one on."""
+LEAST, NEED = range(2)
+"""Of `behind`: bound of the cost (with prices) and least GPUs of all jobs from one on."""
 AT, PAID = range(2)
 """Of `path`: option of a job, ``ptr[d] - 1`` before the first; cost of the jobs before it."""
 
@@ -53,8 +53,10 @@ class BranchAndBound:
     options: Mapping[str, str] = MappingProxyType({})
 
     def supports(self, problem: Problem) -> Support:
-        """Plans without localities, any types and objectives."""
+        """Plans without localities, any types, any objective but shares."""
         support = supported(problem)
+        if support and problem.hands_out_all:  # type: ignore[attr-defined]
+            return Support(False, "it hands out no shares by scores; quota and cpsat do, exactly")
         if support and any(job.locality != "any" for job in problem.jobs):  # type: ignore[attr-defined]
             return Support(False, "it decides no localities; cpsat does")
         return support
@@ -98,17 +100,15 @@ class _Tree:
         self.ptr = np.zeros(n + 1, np.int64)
         np.cumsum(np.diff(table.ptr)[self.order], out=self.ptr[1:])
         self.option = np.stack((table.kind[first], table.size[first], table.cost[first]))
-        self.left = np.array([plan.total] if plan.hands_out_all else plan.budgets, np.int64)
+        self.left = np.array(plan.budgets, np.int64)
         self.path = np.zeros((2, n + 1), np.int64)
         self.path[AT] = self.ptr - 1
-        self.state = np.array([0, best, 0, plan.highest, plan.hands_out_all], np.int64)
-        self.behind = np.zeros((3, n + 1), np.int64)
+        self.state = np.array([0, best, 0, plan.highest], np.int64)
+        self.behind = np.zeros((2, n + 1), np.int64)
         if n:
             least = np.minimum.reduceat(reduced[first], self.ptr[:-1])
             self.behind[LEAST, :-1] = np.cumsum(least[::-1])[::-1]
             self._need(self.option[SIZE])
-            largest = np.maximum.reduceat(self.option[SIZE], self.ptr[:-1])
-            self.behind[MOST, :-1] = np.cumsum(largest[::-1])[::-1]
         if n and plan.highest:
             self.behind[LEAST, :-1] = np.maximum.accumulate(least[::-1])[::-1]
             self.behind[LEAST, -1] = self.path[PAID, 0] = -NOTHING
@@ -177,9 +177,7 @@ def walk(most, state, ptr, option, behind, price, left, path):  # type: ignore[n
         else:
             path[PAID, d + 1] = path[PAID, d] + option[COST, o]
             bound = path[PAID, d + 1] + behind[LEAST, d + 1] - spare
-        if bound >= state[BEST] or total < behind[NEED, d + 1]:
-            continue
-        if state[EXACT] == 0 or total <= behind[MOST, d + 1]:
+        if bound < state[BEST] and total >= behind[NEED, d + 1]:
             state[DEPTH] = d + 1
     return nodes
 
@@ -188,11 +186,6 @@ def _prices(plan: QuotaPlan) -> IntArray:
     """Return prices that keep all sums within 64 bits; all prices are valid."""
     price = np.zeros(len(plan.kinds), np.int64)
     if not plan.jobs or plan.highest:
-        return price
-    if plan.hands_out_all:  # the cost of one GPU more where the shares are cut off
-        low, part = np.divmod(plan.share, plan.resolution)
-        if missing := plan.total - int(low.sum()):
-            price[0] = 2 * int(np.sort(part)[::-1][missing - 1]) - plan.resolution
         return price
     price = multipliers(plan.table, plan.budgets)[1]
     most = max(int(price.max()), 1)

@@ -151,19 +151,6 @@ def test_certificates_notice_a_moved_gpu(name: str) -> None:
         assert not proof.holds
 
 
-@given(st.data())
-def test_continuous_shares(data: st.DataObject) -> None:
-    """Real shares obey bounds and total, and are those of exact fractions."""
-    n = data.draw(st.integers(1, 6))
-    ints = st.integers(0, 20)
-    s = data.draw(st.lists(ints, min_size=n, max_size=n))
-    lo = data.draw(st.lists(ints, min_size=n, max_size=n))
-    hi = [a + data.draw(ints) for a in lo]
-    total = data.draw(st.integers(sum(lo), sum(hi)))
-    q = quota.continuous_shares(s, total, lo, hi)
-    assert q == pytest.approx([float(x) for x in real_shares(s, total, lo, hi)], abs=1e-9)
-
-
 # by tables
 
 
@@ -280,22 +267,6 @@ def test_hostile_tables() -> None:
         for arguments, words in TABLES + own:
             with pytest.raises(InputError, match=words):
                 function(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (([1.0], 5, 0, 4), "total: expected 0 .*to 4"),
-        (([1.0], float("nan"), 0, 4), "total"),
-        (([-1.0], 1, 0, 4), "score"),
-        (([1.0], 1, 3, 2), "above"),
-        (([1.0], 1, 0, float("inf")), "maximum"),
-    ],
-)
-def test_hostile_continuous_shares(arguments: tuple, words: str) -> None:
-    """Totals out of reach and wrong numbers are refused."""
-    with pytest.raises(InputError, match=words):
-        quota.continuous_shares(*arguments)
 
 
 # admission

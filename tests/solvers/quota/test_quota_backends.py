@@ -247,8 +247,9 @@ def test_iterations_repeat(name: str) -> None:
 def test_empty_plans() -> None:
     """No jobs, or no GPUs."""
     for objective in OBJECTIVES:
-        for name in SOLVERS:
-            result = optsched.solve(QuotaPlan([], budget=3, objective=objective), name)  # type: ignore[arg-type]
+        plan = QuotaPlan([], budget=3, objective=objective)  # type: ignore[arg-type]
+        for name in (name for name in SOLVERS if solver(name).supports(plan)):
+            result = optsched.solve(plan, name)
             assert (result.status, result.objective) == ("optimal", 0), (name, objective)
     none = QuotaPlan([QuotaJob("a", [1], utility=[1], idle=2)], nodes=[0])
     for name in SOLVERS:
