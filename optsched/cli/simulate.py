@@ -125,11 +125,14 @@ def policies(
     """Return policies by name, with their options."""
     given = options_of(names, options, "policies")
     if packing:
-        if "lucid" not in given:
+        packs = [name for name in names if name.partition(":")[0] == "lucid"]
+        if not packs:
             raise InputError("packing: only the policy lucid packs jobs, and it is not named")
         if len(packing) != 2:
             raise InputError("packing: expected PAIRS.csv,TYPES.csv, two files")
-        given["lucid"]["table"] = PackingTable.read(*packing)
+        table = PackingTable.read(*packing)
+        for name in packs:
+            given[name]["table"] = table
     return {name: registry.get(name, **given[name]) for name in names}
 
 
