@@ -14,7 +14,7 @@ folder          what is in it
 ==============  ==================================================================================
 
 Shared: `_cpsat` (the driver of CP-SAT), `_portfolio` (engines side by side, one incumbent and one
-bound), `_loading` (kernels, without missing a limit for them), `_cold_start`.
+bound), `_loading` (kernels, without missing a limit for them).
 
 Entry points name them, a group for each kind (``optsched.solvers.jobshop``, ...): other
 packages register their solvers in the same way (docs/solvers.md).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from optsched.solving.monitor import Monitor
 from optsched.solving.result import Result
@@ -42,11 +42,8 @@ def confined(cores: tuple[int, ...]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-class PortfolioMember(Monitor):
-    """View of a shared monitor for one engine, which can be stopped without the others.
-
-    Reports go to the shared monitor, and all attributes are read there.
-    """
+class PortfolioMember:
+    """A shared monitor as one engine sees it: it can be stopped without the others."""
 
     def __init__(self, shared: Monitor, is_over: Callable[[], bool]) -> None:
         self._shared, self._is_over = shared, is_over
@@ -54,25 +51,14 @@ class PortfolioMember(Monitor):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._shared, name)
 
-    def incumbent(self, solution: Any, objective: int, source: str = "") -> bool:
-        """See `Monitor.incumbent`."""
-        return self._shared.incumbent(solution, objective, source)
-
-    def bound(self, value: int, source: str = "") -> bool:
-        """See `Monitor.bound`."""
-        return self._shared.bound(value, source)
-
-    def advance(self, steps: int) -> None:
-        """See `Monitor.advance`."""
-        self._shared.advance(steps)
-
-    def contradicted(self, message: str) -> None:
-        """See `Monitor.contradicted`."""
-        self._shared.contradicted(message)
-
     def should_stop(self) -> bool:
         """Whether this engine, or all, should stop."""
         return self._is_over() or self._shared.should_stop()
+
+
+def member(shared: Monitor, is_over: Callable[[], bool]) -> Monitor:
+    """A `PortfolioMember` under the type that engines take."""
+    return cast("Monitor", PortfolioMember(shared, is_over))
 
 
 class SubSearch(Monitor):
@@ -127,7 +113,7 @@ class Portfolio:
     def _run(self, engine: Callable[[Monitor], Result | None], cores: tuple[int, ...]) -> None:
         try:
             with confined(cores):
-                found = engine(PortfolioMember(self.monitor, self._over.is_set))
+                found = engine(member(self.monitor, self._over.is_set))
             if found is not None and found.status == "infeasible":
                 self._infeasible = found
                 if self.monitor.objective is None:

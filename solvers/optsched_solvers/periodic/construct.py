@@ -99,9 +99,9 @@ def first_orders(problem: Problem, limits: Limits, monitor: Monitor) -> int:
     """
     graph, made = problem.graph(), 0
     if monitor.objective is None and limits.iterations != 0:
-        from optsched_solvers import _cold_start
+        from optsched_solvers.shop import hand_made
 
-        _cold_start.offer_first(problem, limits, monitor)
+        hand_made.offer_first(problem, limits, monitor)
         made = first_answers(graph, monitor, most=limits.iterations)
     if monitor.objective is None:
         from optsched.kernels.cycle_ratio import cycle_time

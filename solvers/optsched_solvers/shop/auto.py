@@ -11,9 +11,8 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.solving.limits import available_cores
 from optsched.solving.result import Result
-from optsched_solvers import _cold_start as cold_start
 from optsched_solvers._loading import load, load_behind
-from optsched_solvers._portfolio import Portfolio, PortfolioMember, chosen_cores
+from optsched_solvers._portfolio import Portfolio, chosen_cores, member
 from optsched_solvers.shop import hand_made
 from optsched_solvers.shop.branch_and_bound import PROOF, BranchAndBound
 from optsched_solvers.shop.cpsat import CpSat
@@ -82,7 +81,7 @@ class Auto:
         graph = problem.graph()
         prove = _wants_proof(graph, limits)
         if supported_graph(graph):
-            cold_start.offer_first(problem, limits, monitor)
+            hand_made.offer_first(problem, limits, monitor)
             if not monitor.should_stop():
                 load_behind(
                     *tabu.MODULES, *(("shop.proof.pipeline_bounds", *PROOF) if prove else ())
@@ -107,7 +106,7 @@ class Auto:
         """
         given = replace(limits, options={})
         half = monitor.remaining / 2
-        first = PortfolioMember(monitor, lambda: monitor.remaining < half) if prove else monitor
+        first = member(monitor, lambda: monitor.remaining < half) if prove else monitor
         result = search.solve(problem, given, first)
         empty = monitor.objective is None
         if result.status == "infeasible" or monitor.should_stop() or not (prove or empty):
@@ -129,18 +128,18 @@ class Auto:
 
         def add_search(k: int) -> None:
             given = replace(alone, seed=(limits.seed + k) % 2**31)
-            portfolio.add(lambda member: search.solve(problem, given, member), core(k))
+            portfolio.add(lambda shared: search.solve(problem, given, shared), core(k))
 
-        def from_below(member: Monitor) -> Result | None:
+        def from_below(shared: Monitor) -> Result | None:
             try:
-                return self.model.solve(problem, replace(alone, options={"mode": "bound"}), member)
+                return self.model.solve(problem, replace(alone, options={"mode": "bound"}), shared)
             except InputError:  # times beyond CP-SAT's range: the others continue
                 return None
 
         add_search(0)
         joined = not prove or problem.graph().n_operations > MODELLED_UP_TO
         if prove:
-            portfolio.add(lambda member: _prove(problem.graph(), alone, member), core(1))
+            portfolio.add(lambda shared: _prove(problem.graph(), alone, shared), core(1))
             if limits.workers >= 3 and not joined:
                 portfolio.add(from_below, core(2))
                 joined = True

@@ -8,12 +8,15 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.solving.solution import PeriodicOrders
+from optsched_solvers._loading import loaded
+from optsched_solvers.shop import rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from optsched.model.schedule import Problem, Schedule
     from optsched.problems.jobarray.problem import JobArray
+    from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
 
 NAMES: Final = ("one_f_one_b", "zb_h1", "interleaved", "hanayo", "zb_h2", "gpipe", "vanilla")
@@ -41,6 +44,24 @@ def offer(problem: Problem, monitor: Monitor, *, of_many: bool = False) -> None:
         except InputError:  # too little memory
             continue
         monitor.incumbent(answer, schedule.period or schedule.makespan, f"pipelines.{name}")
+
+
+def offer_first(problem: Problem, limits: Limits, monitor: Monitor) -> None:
+    """Report a rule's schedule and all hand-made ones while kernels have to be compiled.
+
+    Without effect with an iteration limit: then answers never depend on what is compiled.
+    Operations hold at most one resource each.
+    """
+    from optsched_solvers.periodic import construct
+
+    periodic = problem.objective_name == "period"
+    if limits.iterations is not None or loaded(*(construct.MODULES if periodic else rules.KERNELS)):
+        return
+    if periodic:
+        construct.offer_quick(problem.graph(), monitor)
+    else:
+        rules.offer_quick(problem.graph(), limits, monitor)
+    offer(problem, monitor, of_many=True)
 
 
 def _schedules(problem: Problem, of_many: bool) -> Iterator[tuple[str, Schedule]]:

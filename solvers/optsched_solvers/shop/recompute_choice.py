@@ -21,8 +21,8 @@ from optsched.problems.jobarray.choice import choosing, settled, with_choice
 from optsched.problems.jobarray.problem import JobArray
 from optsched.solving.incumbent import PROBLEM
 from optsched.solving.result import Result
-from optsched_solvers import _cold_start as cold_start
 from optsched_solvers._portfolio import SubSearch
+from optsched_solvers.shop import hand_made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ class _Search:
             array = choosing(self.array, choice)
             if not array.infeasibility():
                 monitor = _Chosen(self.monitor, choice, self.limits)
-                cold_start.offer_first(array, self.limits, monitor)
+                hand_made.offer_first(array, self.limits, monitor)
         self._compare(first_candidates(self.tradeoff, self.extremes))
         if not self.tried:
             self._search_any()
