@@ -88,7 +88,7 @@ class Choice(NamedTuple):
     wake_at: Any = 0
     """Decide again then at the latest; 0: at the next event."""
     share: Any = ()
-    """Position of the job whose GPUs every job shares, -1: none; empty: no job does."""
+    """Position of the job with which every job shares GPUs, -1: none; empty: no job does."""
 
 
 class RulePolicy:
@@ -264,7 +264,7 @@ def _write(w: Any, answer: Any, zero: Any) -> Any:
 def _write_of(w, answer, zero):  # type: ignore[no-untyped-def]
     # numba does not fill in defaults of named tuples: a short one has what was given
     parts = answer.types if getattr(answer, "instance_class", None) is Choice else (answer,)
-    lines, known = [], dict(zip(Choice._fields, _WRITERS, strict=True))
+    lines, known = [], dict(zip(Choice._fields, _WRITERS, strict=True), __name__=__name__)
     for k, (name, part) in enumerate(zip(Choice._fields, parts, strict=False)):
         if name != "quota" and part == types.Tuple(()):
             continue

@@ -59,9 +59,10 @@ until `since`; now it is done + rate * max(0, now - since). `since`: when progre
 began, in the future while the job restarts. `attained`: GPU-time of closed stays; now it is
 attained + gpus * (now - stay). `stay`: start of the open stay, `stay_done` the work done then.
 `kept`: work that a lost node leaves: that of the last end of a pass or stop. `next`: of a running
-job its next end of a pass or of all work. `row`: of its open stay in `World.log`, whose nodes it
-holds; -1. `unit`: node of a running zero-slot task. `partner`: the job that shares its GPUs; -1;
-of a hidden job the next hidden one of its group. `alone`: speed at its size without a partner.
+job its next end of a pass or of all work. `row`: of its open stay in `World.log`, which says what
+nodes it holds; -1. `unit`: node of a running zero-slot task. `partner`: the job that shares its
+GPUs; -1; of a hidden job the next hidden one of its group. `alone`: speed at its size without a
+partner.
 """
 
 # `JOB.phase`

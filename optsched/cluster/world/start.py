@@ -10,15 +10,7 @@ import msgspec
 import numpy as np
 
 from optsched.cluster.workload.job import WORK
-from optsched.cluster.world.layout import (
-    ADD,
-    ENDED,
-    HIDDEN,
-    LOG,
-    PENDING,
-    REMOVE,
-    RUNS,
-)
+from optsched.cluster.world import layout
 from optsched.errors import InputError
 from optsched.io.csv_rows import csv_records
 from optsched.io.files import read_text
@@ -241,149 +233,136 @@ def restored(w: World, workload: Workload, nodes: Nodes, start: Start) -> World:
     now, rows = start.now, rows_of(start, workload, nodes)
     state = w.state
     state["time"], state["wake"] = now - 1, now
-    over = int(np.searchsorted(w.change["when"], now))
-    state["changes"] = over
+    state["changes"] = over = int(np.searchsorted(w.change["when"], now))
     for change in w.change[:over]:
-        w.node["takes"][change["which"]] = change["kind"] == ADD
-    w = _logged(w, rows, now)
+        w.node["takes"][change["which"]] = change["kind"] == layout.ADD
+    w = _logged(w, rows)
     for r, row in enumerate(rows):
         _after(w, r, row, now)
     _preempted(w, rows)
     _take_gpus(w, rows)
     _arrived(w, workload, now)
-    running = np.flatnonzero(w.job["phase"] == RUNS)
+    running = np.flatnonzero(w.job["phase"] == layout.RUNS)
     heap = running[np.lexsort((running, w.job["next"][running]))]
     w.heap[: len(heap), 0], w.heap[: len(heap), 1] = w.job["next"][heap], heap
     w.job["slot"][heap] = np.arange(len(heap))
     state["running_now"] = len(heap)
-    takes = w.node["takes"] == 1
-    state["free_gpus"] = w.node["free"][takes].sum()
+    state["free_gpus"] = (w.node["free"] * w.node["takes"]).sum()
     state["version"] += 1
     return w
 
 
-def _logged(w: World, rows: list[Row], now: int) -> World:
+def _logged(w: World, rows: list[Row]) -> World:
     """Write the rows of the log, by start and job."""
     rows.sort(key=lambda row: (row.stay.start, row.job))
-    used = sum(len(row.stay.nodes) for row in rows)
-    w = w._replace(
-        log=np.concatenate((np.zeros(len(rows), LOG), w.log)),
-        log_node=np.concatenate((np.zeros((used, 2), np.int64), w.log_node)),
+    held = [sorted(row.stay.nodes.items()) for row in rows]
+    ptr = np.append(0, np.cumsum([len(nodes) for nodes in held])).astype(np.int64)
+    log = np.zeros(len(rows), layout.LOG)
+    log["first"], log["end_node"], log["partner"] = ptr[:-1], ptr[1:], -1
+    for line, row in zip(log, rows, strict=True):
+        stay = row.stay
+        line["job"], line["gpus"], line["start"] = row.job, row.gpus, stay.start
+        line["restart"], line["end"] = stay.restart, -1 if stay.end is None else stay.end
+        line["work"] = 0 if stay.end is None else row.done - row.before
+    pairs = np.array([pair for nodes in held for pair in nodes], np.int64).reshape(-1, 2)
+    w.state["log_rows"], w.state["log_nodes"] = len(rows), len(pairs)
+    return w._replace(
+        log=np.concatenate((log, w.log)), log_node=np.concatenate((pairs, w.log_node))
     )
-    at = 0
-    for r, row in enumerate(rows):
-        held = sorted(row.stay.nodes.items())
-        w.log_node[at : at + len(held)] = np.array(held, np.int64).reshape(-1, 2)
-        line = w.log[r : r + 1]
-        line["job"], line["start"], line["restart"] = row.job, row.stay.start, row.stay.restart
-        line["gpus"], line["partner"] = row.gpus, -1
-        line["end"] = -1 if row.stay.end is None else row.stay.end
-        line["work"] = 0 if row.stay.end is None else row.done - row.before
-        line["first"], line["end_node"] = at, at + len(held)
-        at += len(held)
-    w.state["log_rows"], w.state["log_nodes"] = len(rows), at
-    return w
 
 
 def _after(w: World, r: int, row: Row, now: int) -> None:
     """The job after this stay, or within it."""
-    job, given = w.job[row.job : row.job + 1], w.given[row.job]
-    stay = row.stay
-    if job["starts"][0] == 0:
+    job, given, stay = w.job[row.job], w.given[row.job], row.stay
+    total, pass_work = int(given["work_total"]), int(given["pass_work"])
+    if job["starts"] == 0:
         job["first_start"] = stay.start
     job["starts"] += 1
     job["entered"] = stay.start
     if stay.end is not None:
         job["attained"] += row.gpus * (stay.end - stay.start)
         job["done"] = job["kept"] = row.done
-        job["entered"] = stay.end
-        ends = row.done == given["work_total"]
-        job["phase"] = ENDED if ends else PENDING
-        job["passes"] = (row.done + ends * (given["pass_work"] - 1)) // given["pass_work"]
-        if ends:
+        job["entered"], job["phase"] = stay.end, layout.PENDING
+        job["passes"] = row.done // pass_work
+        if row.done == total:
+            job["phase"], job["passes"] = layout.ENDED, -(-total // pass_work)
             w.finished[row.job] = stay.end
             w.state["unfinished"] -= 1
         return
-    job["phase"], job["gpus"], job["row"], job["stay"] = RUNS, row.gpus, r, stay.start
+    job["phase"], job["gpus"], job["row"], job["stay"] = layout.RUNS, row.gpus, r, stay.start
     job["rate"] = job["alone"] = row.rate
     job["done"], job["since"], job["stay_done"] = row.before, stay.start + stay.restart, row.before
-    passes, pass_work = row.done // int(given["pass_work"]), int(given["pass_work"])
-    begun, kept = row.before, passes * pass_work
+    passes, begun = row.done // pass_work, row.before
+    kept = passes * pass_work
     if stay.work is not None:
         begun, job["done"], job["since"] = row.done, row.done, now
     elif kept > begun:  # a pass ends at an instant, maybe with work of the next one
         kept = begun - row.rate * ((begun - kept) // row.rate)
     job["passes"], job["kept"] = passes, max(row.before, kept)
-    goal = min((passes + 1) * pass_work, int(given["work_total"]))
-    job["next"] = job["since"] - (begun - goal) // row.rate
+    job["next"] = job["since"] - (begun - min((passes + 1) * pass_work, total)) // row.rate
 
 
 def _preempted(w: World, rows: list[Row]) -> None:
     """Count stays that ended before the job, but for resizes (a stay from the same instant on)."""
-    removed = {(int(c["when"]), int(c["which"])) for c in w.change if c["kind"] == REMOVE}
+    removed = {(int(c["when"]), int(c["which"])) for c in w.change if c["kind"] == layout.REMOVE}
     resized = {(row.job, row.stay.start) for row in rows}
     for row in rows:
         end = row.stay.end
-        if end is None or end == w.finished[row.job]:
-            continue
-        lost = any((end, node) in removed for node in row.stay.nodes)
-        w.job["preempted"][row.job] += lost or (row.job, end) not in resized
+        if end is not None and end != w.finished[row.job]:
+            lost = any((end, node) in removed for node in row.stay.nodes)
+            w.job["preempted"][row.job] += lost or (row.job, end) not in resized
 
 
 def _take_gpus(w: World, rows: list[Row]) -> None:
     """Hold the GPUs of open stays, and zero-slot units of zero-slot tasks."""
     last_change = {int(c["which"]): c["kind"] for c in w.change[: w.state["changes"][0]]}
-    absent = {node for node, kind in last_change.items() if kind == REMOVE}
+    absent = [node for node, kind in last_change.items() if kind == layout.REMOVE]
     for row in rows:
         if row.stay.end is not None:
             continue
         place = f"start: job {format_value(row.stay.job)}"
-        held = sorted(row.stay.nodes.items())
-        if row.gpus == 0:
-            vacant = np.flatnonzero((w.node["free_units"] > 0) & (w.node["takes"] == 1))
-            drained = (n for n in np.flatnonzero(w.node["free_units"] > 0) if n not in absent)
-            units = vacant if len(vacant) else np.fromiter(drained, np.int64)  # the task goes on
-            if not len(units):
+        if row.gpus == 0:  # on a drained node only if no other has a unit: the task goes on
+            units = np.where(w.node["free_units"] > 0, 1 + w.node["takes"], 0)
+            units[absent] = 0
+            if not units.any():
                 raise InputError(f"{place}: no zero-slot unit is free for it")
-            w.job["unit"][row.job] = units[0]
-            w.node["free_units"][units[0]] -= 1
-        for node, gpus in held:
-            if node in absent:
-                raise InputError(f"{place}: node {node} was removed before now")
-            if w.node["free"][node] < gpus:
+            w.job["unit"][row.job] = np.argmax(units)
+            w.node["free_units"][np.argmax(units)] -= 1
+        for n, gpus in sorted(row.stay.nodes.items()):
+            node = w.node[n]
+            if n in absent:
+                raise InputError(f"{place}: node {n} was removed before now")
+            if node["free"] < gpus:
                 raise InputError(
-                    f"{place}: holds {gpus} GPUs of node {node}, where the stays before leave "
-                    f"{w.node['free'][node]} of {w.node['capacity'][node]}"
+                    f"{place}: holds {gpus} GPUs of node {n}, where the stays before leave "
+                    f"{node['free']} of {node['capacity']}"
                 )
-            w.node["free"][node] -= gpus
-            if w.supply.shape[0] > 0:
-                w.supply[node, 1:] -= gpus * w.demand[row.job]
-                if (w.supply[node, 1:] < 0).any():
-                    raise InputError(f"{place}: node {node} has too few CPUs or memory for it")
+            node["free"] -= gpus
+            if len(w.supply) > 0:
+                w.supply[n, 1:] -= gpus * w.demand[row.job]
+                if (w.supply[n, 1:] < 0).any():
+                    raise InputError(f"{place}: node {n} has too few CPUs or memory for it")
 
 
 def _arrived(w: World, workload: Workload, now: int) -> None:
     """Show jobs that were submitted before now, as many of a group as its limit allows."""
-    arrivals = int(np.searchsorted(workload.submit, now))
-    w.state["arrivals"] = arrivals
+    w.state["arrivals"] = arrivals = int(np.searchsorted(workload.submit, now))
     active = []
-    for j in np.flatnonzero(w.job["phase"][:arrivals] != ENDED).tolist():
-        group, phase = w.group[workload.group[j]], w.job["phase"][j]
-        if phase != RUNS and phase != PENDING and 0 <= group["limit"] <= group["visible"]:
-            w.job["phase"][j] = HIDDEN
-            if group["head"] < 0:
-                group["head"] = j
-            else:
-                w.job["partner"][group["tail"]] = j
-            group["tail"] = j
-            continue
-        if phase != RUNS and phase != PENDING:
-            w.job["phase"][j], w.job["entered"][j] = PENDING, workload.submit[j]
+    for j in np.flatnonzero(w.job["phase"][:arrivals] != layout.ENDED).tolist():
+        job, group = w.job[j], w.group[workload.group[j]]
+        if job["phase"] == layout.UNBORN:
+            job["phase"], job["entered"] = layout.PENDING, workload.submit[j]
+            if 0 <= group["limit"] <= group["visible"]:
+                job["phase"], job["entered"] = layout.HIDDEN, 0
+                if group["head"] < 0:
+                    group["head"] = j
+                else:
+                    w.job["partner"][group["tail"]] = j
+                group["tail"] = j
+                continue
         group["visible"] += 1
         active.append(j)
+        if job["phase"] == layout.RUNS:
+            w.assigned[len(active) - 1] = job["gpus"] or -1
     w.active[: len(active)] = active
     w.state["active"] = len(active)
-    job = w.job[active]
-    w.assigned[: len(active)] = np.where(
-        job["phase"] == RUNS, np.where(job["gpus"] == 0, -1, job["gpus"]), 0
-    )
