@@ -38,7 +38,7 @@ def profile(
     script: Script,
     output: Out = None,
     sizes: Annotated[
-        str | None, option("Micro-batch sizes, such as 1,2,4,8 [default: those of the jobs].")
+        str | None, option("Micro-batch sizes 1,2,4,8 [default: of the jobs].")
     ] = None,
 ) -> None:
     """Measure times and memory of the blocks of a script's jobs.
@@ -121,9 +121,7 @@ def run(
     checkpoint: Annotated[Path | None, option("Folder for checkpoints.")] = None,
     every: Annotated[int | None, option("Iterations between checkpoints [default: last].")] = None,
     resume: Annotated[bool, option("From the latest checkpoints.", "--resume")] = False,
-    ranks: Annotated[
-        int | None, option("Processes, one per device, as torchrun starts them.", min=1)
-    ] = None,
+    ranks: Annotated[int | None, option("Processes, one per device (torchrun).", min=1)] = None,
     out: Annotated[Path | None, option("Folder for plan, trace and summary.")] = None,
     quiet: Quiet = False,
 ) -> None:

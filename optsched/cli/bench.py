@@ -50,9 +50,7 @@ def bench(
             envvar="OPTSCHED_JSSP_BOUNDS",
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, option("Performance profile and gaps: .png, .svg or .pdf.")
-    ] = None,
+    plot: Annotated[Path | None, option("Picture of gaps: .png, .svg or .pdf.")] = None,
     latex: Annotated[Path | None, option("Table of gaps for LaTeX (booktabs).")] = None,
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,

@@ -18,13 +18,13 @@ from optsched.io.strict_json import parse, without_collector
 def decide(
     state: Annotated[Path | None, argument("optsched.decide/1; - reads stdin.")] = None,
     scheduler: Annotated[
-        str | None, option("fair_share, priority or kubernetes [default: that of the state].")
+        str | None, option("fair_share, priority, kubernetes [default: state].")
     ] = None,
     variant: Annotated[str | None, option("code (as it decides) or docs.")] = None,
     preemption: Annotated[
         bool | None,
         option(
-            "Whether tasks are released for a better priority [default: that of the state; off].",
+            "Release tasks for a better priority [default: state, off].",
             "--preemption/--no-preemption",
         ),
     ] = None,

@@ -32,7 +32,7 @@ _PLAN_SECONDS: Final = 60.0
 def manifest(
     file: Annotated[
         Path,
-        argument("optsched.quota/1 (is solved) or optsched.decision/1; - reads stdin."),
+        argument("optsched.quota/1 or optsched.decision/1; - is stdin."),
     ],
     gang: Annotated[str, option("podgroup, volcano or kueue.")] = "podgroup",
     queue: Annotated[str | None, option("Of volcano; LocalQueue of kueue.")] = None,

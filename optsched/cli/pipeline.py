@@ -41,18 +41,13 @@ def pipeline(
     stages: Annotated[int | None, option("Devices [default: 8].")] = None,
     micro_batches: Annotated[int | None, option("Of the job [default: 32].")] = None,
     chunks: Annotated[
-        int | None, option("Stages a device, for interleaved and hanayo [default: 2].")
+        int | None, option("Stages a device (interleaved, hanayo) [default: 2].")
     ] = None,
     forward: Annotated[int | None, option("Time a micro-batch [default: 12].")] = None,
-    backward: Annotated[
-        int | None, option("The whole backward pass [default: twice --forward].")
-    ] = None,
+    backward: Annotated[int | None, option("Whole backward pass [default: 2 x --forward].")] = None,
     weight: Annotated[
         int | None,
-        option(
-            "Weight gradient, part of --backward: a block of its own in zb_h1 and zb_h2 "
-            "[default: half of --backward]."
-        ),
+        option("Weight gradient, part of --backward [default: half of it]."),
     ] = None,
     model: Annotated[str | None, option("vgg19, resnet152, bert_large or gpt2_xl.")] = None,
     batch_size: Annotated[int | None, option("Samples of a micro-batch [default: 1].")] = None,

@@ -33,9 +33,7 @@ Cycles = Annotated[
 
 def verify(
     files: Annotated[list[Path], argument("*.schedule.json documents.", metavar="FILES")],
-    instance: Annotated[
-        Path | None, option("The instance that all of them should solve.", "--problem")
-    ] = None,
+    instance: Annotated[Path | None, option("Instance that all should solve.", "--problem")] = None,
     objective: Objective = None,
 ) -> None:
     """Check schedules independently of every solver; list all violations of a single file.

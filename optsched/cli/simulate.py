@@ -54,25 +54,21 @@ def simulate(
         str, option("16x8 (16 nodes of 8 GPUs), 8,8,4, or 4x8:A100,2x4:V100:CPUS:GB.")
     ],
     option: Annotated[
-        list[str] | None, option("KEY=VALUE of the policies, POLICY.KEY=VALUE of one; repeat.")
+        list[str] | None, option("KEY=VALUE, or POLICY.KEY=VALUE of one; repeat.")
     ] = None,
     estimate_error: Annotated[float, option("Sigma of lognormal errors of estimates.")] = 0.0,
     restart: Annotated[int, option("Time lost by a preemption or a resize.")] = 0,
     resize: Annotated[str, option("When sizes change: pass or anytime.")] = "pass",
     checkpoint: Annotated[
-        str, option("A preemption loses nothing (immediate) or the open pass (pass).")
+        str, option("Loss of a preemption: immediate: none; pass: the open pass.")
     ] = "immediate",
-    round_time: Annotated[int, option("Ask policies also every so often.", "--round")] = 0,
+    round_time: Annotated[int, option("Also decide at this interval.", "--round")] = 0,
     change: Annotated[list[str] | None, option("TIME:KIND:NODE, KIND add, drain, remove.")] = None,
     failures: Annotated[str | None, option("MTBF:REPAIR, mean times of a node, by --seed.")] = None,
     packing: Annotated[str | None, option("PAIRS.csv,TYPES.csv for lucid.")] = None,
-    running: Annotated[
-        Path | None, option("Start from a running cluster: its stays (CSV), at --now.")
-    ] = None,
+    running: Annotated[Path | None, option("Stays of a running cluster (CSV), at --now.")] = None,
     now: Annotated[int | None, option("When a simulation with --running begins.")] = None,
-    expected: Annotated[
-        int | None, option("Expected starts of waiting jobs over so many draws of durations.")
-    ] = None,
+    expected: Annotated[int | None, option("Draws of durations for expected starts.")] = None,
     spread: Annotated[float, option("Sigma of drawn over estimated durations.")] = 0.5,
     seed: Annotated[int, option("Of errors, curves, draws and generated workloads.")] = 0,
     out: options.History = None,

@@ -37,9 +37,7 @@ def solve(
     objective: options.Objective = None,
     target: Annotated[int | None, option("Stop at this value.")] = None,
     stop_gap: Annotated[float | None, option("Stop at this gap to the bound: 0.01 is 1 %.")] = None,
-    stop_no_improvement: Annotated[
-        float | None, option("Stop after so many seconds without a better one.")
-    ] = None,
+    stop_no_improvement: Annotated[float | None, option("Seconds without improvement.")] = None,
     option: options.Options = None,
     workers: options.Workers = None,
     seed: options.Seed = 0,

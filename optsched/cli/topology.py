@@ -45,29 +45,27 @@ StateFile = Annotated[Path | None, option("Its state: optsched.state/1.")]
 def import_(
     output: Output,
     topo: Annotated[
-        list[str] | None, option("TYPE=FILE of `nvidia-smi topo -m` or `rocm-smi --showtopo`.")
+        list[str] | None, option("TYPE=FILE of `nvidia-smi topo -m` or `rocm-smi`.")
     ] = None,
     hosts: Annotated[list[str] | None, option("'n[01-04]=h100' [default: of --domains].")] = None,
     domains: Annotated[
         Path | None,
         option("Slurm's topology.conf or .yaml[:NAME], `kubectl get nodes -o json`, or a CSV."),
     ] = None,
-    level: Annotated[
-        list[str] | None, option("LABEL or LEVEL=LABEL of Kubernetes nodes, widest first.")
-    ] = None,
+    level: Annotated[list[str] | None, option("[LEVEL=]LABEL of Kubernetes, widest first.")] = None,
     nics: Annotated[
-        str | None, option("Network cards a host: number, or names [default: those near GPUs].")
+        str | None, option("Network cards: number, or names [default: near GPUs].")
     ] = None,
     nic_rate: Annotated[float | None, option("GB/s of a network card [default: unknown].")] = None,
     name: Annotated[str, option("Name of the cluster.")] = "",
     factor: Annotated[
-        list[str] | None, option("LEVEL=SHARE of bandwidth left across its parts, measured.")
+        list[str] | None, option("LEVEL=SHARE of bandwidth across its parts.")
     ] = None,
     uplink: Annotated[
-        list[str] | None, option("LEVEL=2:1, or LEVEL=GB/s of a domain's uplinks, one direction.")
+        list[str] | None, option("LEVEL=2:1, or LEVEL=GB/s of uplinks, one direction.")
     ] = None,
     rails: Annotated[
-        bool, option("A choice has the same local ids on every host (rail switches).", "--rails")
+        bool, option("Same local ids on every host (rail switches).", "--rails")
     ] = False,
 ) -> None:
     """Write a cluster from topology matrices, host lists, and switches, nodes or labels.
@@ -122,9 +120,7 @@ def state_(
     cluster: Annotated[Path, option("Its hosts: optsched.cluster/1.", show_default=False)],
     slurm: Annotated[Path | None, option("`scontrol show node -d`; - reads stdin.")] = None,
     jobs: Annotated[Path | None, option("`squeue --json`: which job has which GPUs.")] = None,
-    kubernetes: Annotated[
-        list[Path] | None, option("`kubectl get nodes,pods -A -o json`, one list or two.")
-    ] = None,
+    kubernetes: Annotated[list[Path] | None, option("`kubectl get nodes,pods -A -o json`.")] = None,
 ) -> None:
     """Write the state of a running cluster: free GPUs, jobs, and GPUs that are down.
 

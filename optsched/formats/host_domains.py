@@ -1,4 +1,4 @@
-"""Which domains hosts are in: a CSV of labels, or the nodes of Kubernetes.
+"""Domains of hosts from a CSV of labels, or from the nodes of Kubernetes.
 
 The CSV has the header ``host,level...``. The nodes are what ``kubectl get nodes -o json`` prints.
 """
@@ -15,7 +15,7 @@ from optsched.bandwidth.topology.domain_trees import Domains
 from optsched.bandwidth.topology.kubernetes import RESOURCES, Item, check_whole, gpus_of
 from optsched.bandwidth.topology.names import expand
 from optsched.errors import InputError
-from optsched.formats.foreign import looks_like
+from optsched.formats.registry import looks_like
 from optsched.io.csv_rows import csv_records
 from optsched.io.strict_json import decode, shortened
 
@@ -31,7 +31,7 @@ class _Nodes(msgspec.Struct):
 
 
 def from_labels(text: str, name: str = "labels") -> Domains:
-    """Domains from a CSV with the header ``host`` and the levels, widest first.
+    """Read domains from a CSV with the header ``host`` and the levels, widest first.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def from_labels(text: str, name: str = "labels") -> Domains:
 
 
 def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
-    """Domains and types from the nodes of Kubernetes; nodes without GPUs are passed over.
+    """Read domains and types from the nodes of Kubernetes; skip nodes without GPUs.
 
     Nodes that take no work (cordoned, not ready, with a taint, with GPUs that are not allocatable)
     and those with parts of GPUs (MIG) are left out with a warning. GPUs that are shared by time

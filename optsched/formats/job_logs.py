@@ -1,6 +1,6 @@
-"""Logs of schedulers as traces: ``sacct``, SWF, Helios, Philly, Alibaba, Tiresias, plain CSV.
+"""Logs of schedulers as traces: ``sacct``, SWF, Helios, Philly, Alibaba, Tiresias, CSV.
 
-A reader says every run of every job; `import_trace` makes the jobs of them, by the same rules.
+A reader yields every run of every job; `import_trace` merges them into jobs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import msgspec
 from optsched.cluster.workload.job import CONTROL, MOST_AMOUNT
 from optsched.cluster.workload.speedup import MOST_GPUS
 from optsched.errors import InputError
-from optsched.formats.foreign import looks_like
-from optsched.formats.registry import Reader, Source, readers
+from optsched.formats.registry import Reader, Source, looks_like, readers
 from optsched.io.csv_rows import csv_records, csv_text
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import MAX_INTEGER, decode, parse, without_collector
@@ -41,9 +40,9 @@ _UNKNOWN: Final = ("", "-1", "None", "Unknown", "N/A", "nan", "null", "(null)", 
 
 
 class Run(NamedTuple):
-    """A job on its GPUs once, as a log says it; times in seconds, None if they are unknown.
+    """One run of a job; times in seconds, None if unknown.
 
-    Without `start` it waited only, without `seconds` it had not ended. `beside`: it ran at the
+    Without `start` it never ran, without `seconds` it has not ended. `parallel`: it ran at the
     same time as the other runs of the job, as tasks do; else after them, as attempts do.
     """
 
@@ -55,7 +54,7 @@ class Run(NamedTuple):
     gpus: Decimal
     kind: str = ""
     group: str = ""
-    beside: bool = False
+    parallel: bool = False
     cpus: Decimal = Decimal(0)
     memory_gb: Decimal = Decimal(0)
     """Of all its GPUs."""
@@ -63,7 +62,7 @@ class Run(NamedTuple):
 
 @dataclass
 class _Job:
-    """What the runs of a job make up."""
+    """A job, merged from its runs."""
 
     submit: Decimal = Decimal("Infinity")
     gpus: Decimal = Decimal(0)
@@ -86,15 +85,15 @@ class _Job:
         self.started, self.ended = True, self.ended and run.seconds is not None
         seconds = run.seconds or Decimal(0)
         self.gpu_time += run.gpus * seconds
-        if run.beside and run.gpus:
+        if run.parallel and run.gpus:
             self.start, self.end = min(self.start, run.start), max(self.end, run.start + seconds)
         for key in ("gpus", *_BY_GPU) if run.gpus else ():
             before, its = getattr(self, key), getattr(run, key)
-            setattr(self, key, before + its if run.beside else max(before, its))
+            setattr(self, key, before + its if run.parallel else max(before, its))
 
     @property
     def seconds(self) -> int:
-        """Whole seconds, rounded up: from the first start to the last end, or all attempts."""
+        """Whole seconds, rounded up: from the first start to the last end, or of all attempts."""
         return math.ceil(
             self.end - self.start if self.end >= self.start else self.gpu_time / self.gpus
         )
@@ -111,9 +110,9 @@ def import_trace(
     """Write the log of a scheduler as a trace for `optsched.cluster.read_trace`.
 
     Times count from the first submission that is kept, in whole seconds: submissions rounded down,
-    durations up. CPUs and memory (GiB) are by GPU, in thousandths rounded up. Runs of one
-    job after each other, such as requeued ones, are one job of as much GPU-time, on the most GPUs
-    that it had. Jobs without a start, an end or GPUs are left out; how they ended is no matter.
+    durations up. CPUs and memory (GiB) are by GPU, in thousandths rounded up. Successive runs of a
+    job, such as requeued jobs, become one job of the same GPU-time on the most GPUs of a run. Jobs
+    without a start, an end or GPUs are left out; their final state does not matter.
 
     Parameters
     ----------
@@ -126,12 +125,12 @@ def import_trace(
     shares
         Jobs with a part of a GPU: ``"up"`` rounds the sum of a job's parts up to whole GPUs,
         ``"drop"`` leaves such jobs out, and a number N writes all sizes in N-ths of a GPU, rounded
-        up: for nodes of N times as many, whose GPUs then have no borders.
+        up: for nodes of N times as many GPUs.
 
     Returns
     -------
     list of str
-        What was read, left out and rounded, in sentences.
+        Notes on what was read, left out and rounded.
 
     Raises
     ------
@@ -188,7 +187,7 @@ def import_trace(
 
 
 def _jobs(file: str, text: str, format: str) -> tuple[str, dict[str, _Job]]:
-    """The format of a log, and its jobs by name."""
+    """Return the format of a log, and its jobs by name."""
     known = readers("trace")
     one_of("format", format, ["auto", *known])
     given = Source(file, text, parse(text, file) if text.lstrip()[:1] in ("[", "{") else None)
@@ -212,7 +211,7 @@ def _jobs(file: str, text: str, format: str) -> tuple[str, dict[str, _Job]]:
 
 
 def _time(text: str, place: str) -> Decimal | None:
-    """Seconds of a number, a date (without a zone: UTC) or a span; None if it is unknown."""
+    """Parse seconds, a date (without a zone: UTC) or a span; None if unknown."""
     if text in _UNKNOWN:
         return None
     if _NUMBER.fullmatch(text):
@@ -237,14 +236,14 @@ def _count(text: str, place: str) -> Decimal:
 
 
 def _amount(cells: Mapping[str, str], place: str, keys: Sequence[str], unit: int) -> Decimal:
-    """Cells multiplied, by a unit; 0 if there is no such column."""
+    """Multiply cells and divide by a unit; 0 without such columns."""
     if not keys or any(key not in cells for key in keys):
         return Decimal(0)
     return math.prod(_count(cells[key], f"{place}: {key}") for key in keys) / Decimal(unit)
 
 
 class _Columns(NamedTuple):
-    """Where a table has what; amounts are columns that are multiplied, with a unit."""
+    """Columns of a table; amounts are products of columns, with a unit."""
 
     job: str
     submit: str
@@ -254,26 +253,26 @@ class _Columns(NamedTuple):
     gpus: tuple[tuple[str, ...], int]
     kind: str = ""
     group: str = ""
-    beside: bool = False
+    parallel: bool = False
     header: tuple[str, ...] = ()
-    """Of files that may come without one."""
+    """Header of files that may lack it."""
     cpus: tuple[tuple[str, ...], int] = (), 1
     memory_gb: tuple[tuple[str, ...], int] = (), 1
 
     @property
     def needed(self) -> list[str]:
-        """Columns that must be there."""
+        """Required columns."""
         return list(dict.fromkeys((*self[:4], *self.gpus[0])))
 
     def recognises(self, source: Source) -> bool:
-        """Whether the first line has the columns."""
+        """Whether the first line has the required columns."""
         head = source.text.lstrip().partition("\n")[0].strip()
         if self.header and re.search(r",(Terminated|Running|Failed|Waiting),", head):
             return head.count(",") == len(self.header) - 1
         return set(re.split(r"[|,]", head)).issuperset(self.needed)
 
     def read(self, source: Source) -> Iterator[Run]:
-        """Runs of a table, a row each."""
+        """Yield a run per row."""
         header = self.header if not source.text.startswith(self.header[:1]) else ()
         for place, cells in csv_records(source.text, source.file, (), self.needed, ",", header):
             amounts = (self.gpus, self.cpus, self.memory_gb)
@@ -281,14 +280,14 @@ class _Columns(NamedTuple):
             yield self.run(place, cells, gpus)._replace(cpus=cpus, memory_gb=memory)
 
     def run(self, place: str, cells: Mapping[str, str], gpus: Decimal) -> Run:
-        """What a row says, beside the GPUs."""
+        """Return the run of a row."""
         submit, start, end = (_time(cells[key], f"{place}: {key}") for key in self[1:4])
         known = next((key for key in self.seconds if key in cells), None)
         seconds = None if start is None or end is None else end - start
         if known and end is not None:
             seconds = _time(cells[known], f"{place}: {known}")
         kind, group = cells.get(self.kind, ""), cells.get(self.group, "")
-        return Run(place, cells[self.job], submit, start, seconds, gpus, kind, group, self.beside)
+        return Run(place, cells[self.job], submit, start, seconds, gpus, kind, group, self.parallel)
 
 
 _HELIOS = _Columns(
@@ -302,7 +301,7 @@ _POD = _Columns(
 )  # fmt: skip
 _TASK = _Columns(
     "job_name", "start_time", "start_time", "end_time", (), (("inst_num", "plan_gpu"), 100),
-    "gpu_type", beside=True, cpus=(("inst_num", "plan_cpu"), 100),
+    "gpu_type", parallel=True, cpus=(("inst_num", "plan_cpu"), 100),
     memory_gb=(("inst_num", "plan_mem"), 1),
     header=(
         "job_name", "task_name", "inst_num", "status", "start_time", "end_time", "plan_cpu",
@@ -313,7 +312,7 @@ _TIRESIAS = _Columns(
     "job_id", "submit_time", "submit_time", "duration", ("duration",), (("num_gpu",), 1),
     kind="model_name",
 )  # fmt: skip
-_PLAIN = _Columns(
+_CSV = _Columns(
     "job_id", "submit_time_s", "submit_time_s", "duration_s", ("duration_s",), (("num_gpus",), 1),
     kind="type", group="group",
 )  # fmt: skip
@@ -323,36 +322,36 @@ _SACCT = _Columns(
 
 
 def _sacct(source: Source) -> Iterator[Run]:
-    """Jobs of Slurm; steps (``17.batch``) are passed over, parts of a job (``17+1``) beside it."""
+    """Yield runs of Slurm; steps (``17.batch``) are skipped, parts (``17+1``) run in parallel."""
     for place, cells in csv_records(source.text, source.file, (), _SACCT.needed, "|"):
         if "." in cells["JobID"]:
             continue
         key = "AllocTRES" if "AllocTRES" in cells else "ReqTRES"
         if key not in cells:
-            way = "the column is missing (sacct -P -o ...,AllocTRES)"
-            raise InputError(f"{place}: AllocTRES: {way}")
+            what = "the column is missing (sacct -P -o ...,AllocTRES)"
+            raise InputError(f"{place}: AllocTRES: {what}")
         found = _TRES.findall(cells[key])
         for kind in filter(_MIG.search, (kind for kind, _ in found)):
             raise InputError(
                 f"{place}: {key}: gres/gpu:{kind:.40} is a part of a GPU (MIG), traces hold whole "
-                "ones: leave such jobs out"
+                "GPUs: leave such jobs out"
             )
-        plain = [int(count) for kind, count in found if not kind]
-        gpus = Decimal(sum(plain) if plain else sum(int(count) for _, count in found))
+        total = [int(count) for kind, count in found if not kind]
+        gpus = Decimal(sum(total) if total else sum(int(count) for _, count in found))
         run = _SACCT.run(place, cells, gpus)
         job, part, _ = run.job.partition("+")
         kind = "|".join(kind for kind, count in found if kind and int(count)) or run.kind
         start = None if key == "AllocTRES" and not cells[key] else run.start
         cpus, memory = _CPU.search(cells[key]), _MEMORY.search(cells[key])
         yield run._replace(
-            job=job, start=start, kind=kind, beside=bool(part),
+            job=job, start=start, kind=kind, parallel=bool(part),
             cpus=Decimal(cpus[1] if cpus else 0),
             memory_gb=Decimal(memory[1]) * _MIB[memory[2]] / 1024 if memory else Decimal(0),
         )  # fmt: skip
 
 
 def _swf(source: Source) -> Iterator[Run]:
-    """Processors stand for GPUs; parts of a job (status 2 to 4) are in the line of the whole."""
+    """Yield runs; processors count as GPUs, partial runs (status 2 to 4) are skipped."""
     for number, line in enumerate(source.text.splitlines(), 1):
         if not (fields := line.split()) or line.lstrip().startswith(";"):
             continue
@@ -360,11 +359,13 @@ def _swf(source: Source) -> Iterator[Run]:
         if len(fields) != 18:
             raise InputError(f"{place}: expected 18 fields, got {len(fields)}")
         submit, wait, run = (_time(fields[k], f"{place}: field {k + 1}") for k in (1, 2, 3))
-        used, asked = (_count(fields[k], f"{place}: field {k + 1}") for k in (4, 7))
+        used, requested = (_count(fields[k], f"{place}: field {k + 1}") for k in (4, 7))
         if fields[10] not in ("2", "3", "4"):
             start = None if run is None or submit is None else submit + (wait or 0)
             owner = "" if fields[11] == "-1" else fields[11]
-            yield Run(place, fields[0], submit, start, run, used or asked, f"q{fields[14]}", owner)
+            yield Run(
+                place, fields[0], submit, start, run, used or requested, f"q{fields[14]}", owner
+            )
 
 
 class _Server(msgspec.Struct):
@@ -385,7 +386,7 @@ class _Submission(msgspec.Struct):
 
 
 def _philly(source: Source) -> Iterator[Run]:
-    """Attempts whose length is not known are left out, unless it is the last one's end."""
+    """Yield attempts; an attempt without an end counts only if it is the last."""
     for i, job in enumerate(decode(source.tree, list[_Submission], source.file)):
         place = f"{source.file}: [{i}]"
         submit = _time(job.submitted_time, f"{place}.submitted_time")
@@ -416,7 +417,7 @@ HELIOS, ALIBABA2020, ALIBABA2023, TIRESIAS, CSV = (
     Reader(name, columns.recognises, columns.read, kind="trace")
     for name, columns in (
         ("helios", _HELIOS), ("alibaba2020", _TASK), ("alibaba2023", _POD),
-        ("tiresias", _TIRESIAS), ("csv", _PLAIN),
+        ("tiresias", _TIRESIAS), ("csv", _CSV),
     )
 )  # fmt: skip
 PHILLY = Reader("philly", _is_philly, _philly, kind="trace")

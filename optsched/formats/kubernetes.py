@@ -64,7 +64,7 @@ class Gang:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How gangs are written."""
+    """Form of a manifest."""
 
     gang: Literal["podgroup", "volcano", "kueue"] = "podgroup"
     """A PodGroup of the coscheduling plugin or of Volcano per job, or suspended Jobs that Kueue

@@ -1,4 +1,4 @@
-"""Logs of nccl-tests: which GPUs took part, and the bus bandwidth that they reached."""
+"""Logs of nccl-tests: GPUs and bus bandwidths of every run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from optsched.bandwidth.topology.foreign import without_escapes
 from optsched.bandwidth.topology.names import parse_gpus
 from optsched.bandwidth.topology.rates import kilobytes
 from optsched.errors import InputError
-from optsched.formats.foreign import looks_like
+from optsched.formats.registry import looks_like
 from optsched.io.files import read_text
 from optsched.io.values import one_of
 
@@ -55,7 +55,7 @@ _ROUNDED_SIZES: Final = ("all_gather", "reduce_scatter", "all_to_all")
 
 
 _KEPT: Final = ("algbw", "busbw", "#wrong", "redop", "root")
-"""Columns of a row that are kept; the first of each name is out of place."""
+"""Kept columns of a row; the first of each name is out of place."""
 
 
 class _Rank(NamedTuple):
@@ -79,7 +79,7 @@ class _Row(NamedTuple):
 
 @dataclass
 class _Run:
-    """What one start of a test wrote."""
+    """Output of one start of a test."""
 
     line: int
     per_process: int
@@ -99,10 +99,9 @@ def read_logs(
 ) -> MeasurementTable:
     """Out-of-place bus bandwidths of one payload; a file may hold several runs.
 
-    GPU ids are the device numbers that CUDA gave the processes. Where it was shown a part of the
-    host only (``CUDA_VISIBLE_DEVICES``), print ``# optsched gpus: n01:4-7 n02:0,1`` into the log,
-    before the run or in it. Where several processes call different GPUs by one number, and nothing
-    was printed, the measurement has a pattern but no GPUs.
+    GPU ids are the device numbers of the processes. With ``CUDA_VISIBLE_DEVICES``, print
+    ``# optsched gpus: n01:4-7 n02:0,1`` into the log, before the run or in it; without it, if
+    several processes use one number for different GPUs, the measurement has no GPUs.
 
     Of a log that ends before ``# Avg bus bandwidth`` the complete rows count, with a warning, if a
     payload is chosen.
@@ -114,8 +113,8 @@ def read_logs(
     op
         The collective; a log that names another is refused.
     payload
-        Bytes; None if every run has one and the same size. Collectives whose sizes nccl-tests
-        rounds to the ranks are also taken up to 16 bytes a rank below it.
+        Bytes; None if all runs have one size. Sizes that nccl-tests rounds to the ranks are also
+        accepted up to 16 bytes a rank below it.
     hosts
         Hosts of the names in the log, such as pods'; see `read_host_map`. A name that is not in it
         is refused.
@@ -147,27 +146,27 @@ def read_logs(
 
 
 def read_host_map(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Pods and their hosts: two words a line, as ``kubectl get pods -o custom-columns=...`` prints.
+    """Read pods and their hosts: two names a line, as ``kubectl get pods -o custom-columns=...``.
 
     Raises
     ------
     InputError
-        With ``file:line``: not two words, or a name twice.
+        With ``file:line``: not two names, or a name twice.
     """
     found: dict[str, str] = {}
     for number, raw in enumerate(read_text(path).splitlines(), 1):
-        words = raw.partition("#")[0].replace(",", " ").split()
-        if not words or [word.upper() for word in words] in (["POD", "HOST"], ["POD", "NODE"]):
+        names = raw.partition("#")[0].replace(",", " ").split()
+        if not names or [name.upper() for name in names] in (["POD", "HOST"], ["POD", "NODE"]):
             continue
-        if len(words) != 2:
+        if len(names) != 2:
             raise InputError(f"{path}:{number}: expected POD HOST, got {raw.strip()!r:.60}")
-        if found.setdefault(words[0], words[1]) != words[1]:
-            raise InputError(f"{path}:{number}: {words[0]:.60} is also on {found[words[0]]:.60}")
+        if found.setdefault(names[0], names[1]) != names[1]:
+            raise InputError(f"{path}:{number}: {names[0]:.60} is also on {found[names[0]]:.60}")
     return found
 
 
 def _rename(run: _Run, hosts: Mapping[str, str], place: str) -> None:
-    """Put hosts in the place of names."""
+    """Replace names by hosts."""
     for name in [rank.host for rank in run.ranks] + [name for name, _ in run.gpus]:
         if name not in hosts:
             raise InputError(f"{place}: {name:.60} is not in the host map (hosts=, --host-map)")
@@ -196,7 +195,7 @@ def _files(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> 
 
 
 def _runs(text: str, path: str) -> list[_Run]:
-    """The runs of a log; those that are cut off are not `complete`."""
+    """Return the runs of a log; truncated runs are not `complete`."""
     runs: list[_Run] = []
     op: str | None = None
     gpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
@@ -238,10 +237,10 @@ def _runs(text: str, path: str) -> list[_Run]:
 
 
 def _read_line(run: _Run, line: str, place: str, number: int) -> None:
-    """One line within a run; whatever else NCCL prints between is passed over."""
+    """Read one line within a run; other output of NCCL is skipped."""
     stripped = line.strip()
-    words = stripped[1:].split() if stripped.startswith("#") else []
-    if words[:1] == ["Rank"]:
+    heads = stripped[1:].split() if stripped.startswith("#") else []
+    if heads[:1] == ["Rank"]:
         match = _RANK.match(stripped)
         if match is None:
             raise InputError(
@@ -249,10 +248,10 @@ def _read_line(run: _Run, line: str, place: str, number: int) -> None:
             )
         rank, group, pid, host, device, bus = match.groups()
         run.ranks.append(_Rank(int(rank), int(group or 0), host, pid, int(device), bus))
-    elif {"size", "algbw", "busbw"} <= set(words):
-        if run.columns and run.columns != words:
+    elif {"size", "algbw", "busbw"} <= set(heads):
+        if run.columns and run.columns != heads:
             raise InputError(f"{place}: the columns change in mid-run")
-        run.columns = words
+        run.columns = heads
     elif match := _BOUNDS.match(stripped):
         if int(match[1]) or match[2] != "OK":
             raise InputError(
@@ -276,7 +275,7 @@ def _read_line(run: _Run, line: str, place: str, number: int) -> None:
 
 
 def _chosen(run: _Run, op: str, payload: int | None, path: str) -> list[_Row]:
-    """The rows of the payload."""
+    """Return the rows of the payload."""
     place = f"{path}:{run.line}"
     if run.op not in (None, op):
         raise InputError(f"{place}: is a run of {run.op}, expected {op}")
@@ -317,11 +316,11 @@ def _check_ranks(run: _Run, place: str) -> None:
         raise InputError(
             f"{place}: two processes are the same rank (was nccl-tests built without MPI?)"
         )
-    for (host, pid), own in Counter((rank.host, rank.pid) for rank in ranks).items():
-        if own % max(1, run.per_process):  # process ids of different containers may be equal
+    for (host, pid), number in Counter((rank.host, rank.pid) for rank in ranks).items():
+        if number % max(1, run.per_process):  # process ids of different containers may be equal
             raise InputError(
                 f"{place}: expected {run.per_process} ranks a process (nThread x nGpus), "
-                f"process {pid} on {host} has {own}"
+                f"process {pid} on {host} has {number}"
             )
     if len(ranks) == 1:
         raise InputError(f"{place}: a single rank has no bus bandwidth")
@@ -354,7 +353,7 @@ def _measurement(run: _Run, row: _Row, op: str, path: str) -> Measurement:
 
 
 def _gpus(run: _Run, place: str) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], tuple[int, ...]]:
-    """Hosts in order of the first rank with the ids of their GPUs, if known, and the pattern."""
+    """Return the hosts with their GPU ids, if known, and the pattern."""
     hosts: dict[str, list[int]] = {}
     # a bus without its domain, such as [0x01], may be that of several GPUs, one a process
     seen = Counter((r.host, r.device, r.bus, "" if ":" in r.bus else r.pid) for r in run.ranks)

@@ -1,4 +1,4 @@
-"""`nvidia-smi topo -m`: how the GPUs of a host are joined, its NUMA groups and network cards.
+"""`nvidia-smi topo -m`: links between the GPUs of a host, NUMA groups, network cards.
 
 `rocm-smi --showtopo` is read too, as `optsched.formats.rocm_topo` translates it.
 """
@@ -14,7 +14,7 @@ from optsched.bandwidth.topology.foreign import without_escapes
 from optsched.bandwidth.topology.links import PCIE, SELF, is_link, nvlinks, weight
 from optsched.errors import InputError
 from optsched.formats import rocm_topo
-from optsched.formats.foreign import looks_like
+from optsched.formats.registry import looks_like
 from optsched.io.values import is_integer
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ _GPU = re.compile(r"GPU(\d{1,3})")
 _AFFINITY: Final = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _LEGEND = re.compile(r"(NIC\d{1,3}):\s*(\S+)")
 _OLD: Final = {"SOC": "SYS"}
-"""Words of older drivers."""
+"""Names of older drivers."""
 
 _PEERS: Final = ("OK", "CNS", "GNS", "TNS", "NS", "U", "DR")
-"""Words of `nvidia-smi topo -p2p`."""
+"""Cells of `nvidia-smi topo -p2p`."""
 
 _SPANS = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
@@ -39,7 +39,7 @@ def from_text(
     nics: int | Sequence[str] | None = None,
     nic_rate: float | None = None,
 ) -> HostType:
-    """A host type from the output of `nvidia-smi topo -m`, or its matrix alone, or `rocm-smi`.
+    """Read a host type from `nvidia-smi topo -m`, its matrix alone, or `rocm-smi`.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def from_text(
 def _cards(
     devices: list[str], cells: dict[str, list[str]], names: dict[str, str], given: Any, file: str
 ) -> list[str]:
-    """The network cards among the devices: those given (all, by a number), or those near GPUs."""
+    """Return the network cards: those given (all, by a number), or those near GPUs."""
     cards = [device for device in devices if not _GPU.fullmatch(device)]
     if is_integer(given):
         return cards
@@ -145,7 +145,7 @@ def _cards(
 
 
 def _header(lines: list[str], file: str) -> tuple[int, list[str], list[str]]:
-    """Line of the header, devices of the matrix, and the columns of affinities."""
+    """Return the line of the header, the devices, and the columns of affinities."""
     for at, line in enumerate(lines):
         affinities = [column for column in _AFFINITY if column in line]
         for column in _AFFINITY:
@@ -170,7 +170,7 @@ def _header(lines: list[str], file: str) -> tuple[int, list[str], list[str]]:
 def _rows(
     lines: list[str], start: int, devices: list[str], file: str
 ) -> dict[str, tuple[int, str]]:
-    """Line number and rest of the line of every row, by device."""
+    """Return line number and cells of every row, by device."""
     rows: dict[str, tuple[int, str]] = {}
     at = start + 1
     for at, line in enumerate(lines[start + 1 :], start + 2):
@@ -191,7 +191,7 @@ def _rows(
 
 
 def _check_legend(text: str, gpus: int, file: str) -> None:
-    """Refuse, or warn of, a matrix without NVLinks that may have left them out.
+    """Refuse, or warn of, a matrix that may lack NVLinks.
 
     A legend has ``NV#`` with or without NVLinks, but ``Path traverses`` of a driver without NVLink.
     """
@@ -216,9 +216,9 @@ def _cells(line: str, row: str, devices: list[str], place: str) -> list[str]:
     for column, cell in zip(devices, cells, strict=False):
         if (row == column) != (cell == SELF) or not (cell == SELF or is_link(cell)):
             known = SELF if row == column else f"one of {', '.join(PCIE)}, NV1..NV99"
-            way = looks_like(f"{row} {line}") if cell in _PEERS else ""
+            hint = looks_like(f"{row} {line}") if cell in _PEERS else ""
             raise InputError(
-                f"{place}: row {row}, column {column}: expected {known}, got {cell!r:.20}{way}"
+                f"{place}: row {row}, column {column}: expected {known}, got {cell!r:.20}{hint}"
             )
     if len(cells) < len(devices):
         raise InputError(
@@ -228,8 +228,8 @@ def _cells(line: str, row: str, devices: list[str], place: str) -> list[str]:
 
 
 def _numa(lines: list[str], devices: int, affinities: list[str]) -> tuple[tuple[int, ...], ...]:
-    """GPUs of one NUMA node, or near the same cores, are a group; empty if unknown."""
-    # tabs may stand for looks or for an empty cell, but GPU NUMA ID is never empty: from the right
+    """Group GPUs by NUMA node, or by cores; empty if unknown."""
+    # tabs may be decoration or empty cells, but GPU NUMA ID is never empty: align from the right
     cells = [line.split()[devices:] for line in lines]
     short = [max(0, len(affinities) - len(row)) for row in cells]
     if len(set(short)) > 1:

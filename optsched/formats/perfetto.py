@@ -31,7 +31,7 @@ def write(schedule: Schedule, path: str | os.PathLike[str], *, cycles: int = 3) 
 
 
 def trace(schedule: Schedule, *, cycles: int = 3) -> dict[str, Any]:
-    """The trace-event object of a schedule ("Trace Event Format", Google, JSON object form).
+    """Return the trace-event object of a schedule ("Trace Event Format", Google, object form).
 
     One thread per resource, in document order. An operation is a complete event (``"X"``) on each
     of its resources, in the order of their sequences, or an instant (``"i"``) if it lasts no time;
@@ -86,15 +86,15 @@ def trace(schedule: Schedule, *, cycles: int = 3) -> dict[str, Any]:
 
 
 def microseconds(time: int, time_unit: str) -> int | float:
-    """A time in microseconds, an integer wherever it is whole."""
+    """Convert a time to microseconds, an integer if it is whole."""
     if time_unit == "ns":
-        whole, rest = divmod(time, 1000)
-        return time / 1000 if rest else whole
+        whole, remainder = divmod(time, 1000)
+        return time / 1000 if remainder else whole
     return time * {"": 1, "us": 1, "ms": 10**3, "s": 10**6}[time_unit]
 
 
 class Origin(NamedTuple):
-    """Where the operations of a run come from: their cycle, and their number in the document."""
+    """Cycle and document number of the operations of a run."""
 
     cycle: IntArray
     operation: IntArray
@@ -106,8 +106,8 @@ _FIELDS = (
 )  # fmt: skip
 
 
-def _event(phase: str, name: str, thread: int, **rest: Any) -> Event:
-    return {"name": name, "ph": phase, "pid": PROCESS, "tid": thread, **rest}
+def _event(phase: str, name: str, thread: int, **fields: Any) -> Event:
+    return {"name": name, "ph": phase, "pid": PROCESS, "tid": thread, **fields}
 
 
 def _names(schedule: Schedule) -> list[Event]:
@@ -119,8 +119,8 @@ def _names(schedule: Schedule) -> list[Event]:
 
 
 def _cycles(schedule: Schedule, cycles: int) -> list[Event]:
-    """A mark through all threads where every cycle begins."""
-    assert schedule.period is not None  # as `trace` has made sure
+    """Return a mark through all threads at the start of every cycle."""
+    assert schedule.period is not None  # checked by `trace`
     times = [microseconds(c * schedule.period, schedule.time_unit) for c in range(cycles)]
     return [
         _event("i", f"cycle {c}", 0, cat="cycle", s="g", ts=time) for c, time in enumerate(times)
@@ -128,7 +128,7 @@ def _cycles(schedule: Schedule, cycles: int) -> list[Event]:
 
 
 def _operations(run: Schedule, chart: Bars, origin: Origin | None) -> list[Event]:
-    """Slices of operations; those of a periodic schedule have an origin."""
+    """Return the slices of operations; an origin for a periodic schedule."""
     unit = run.time_unit
     kept = [key for key in _FIELDS if key in ("job", "stage") or getattr(run, key).any()]
     columns = {key: getattr(run, key).tolist() for key in kept}
@@ -191,7 +191,7 @@ def _memory(run: Schedule) -> list[Event]:
 
 
 def _flows(run: Schedule, chart: Bars) -> list[Event]:
-    """Arrows along arcs whose two ends run on different resources."""
+    """Return arrows of arcs between different resources."""
     place: dict[int, tuple[int, int]] = {}  # first bar of every operation
     for i, r, start, end in _rows(chart):
         if r >= 0 and end > start:

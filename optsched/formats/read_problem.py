@@ -1,4 +1,4 @@
-"""Read any instance file: what it holds is decided by its content, never by trial and error."""
+"""Read any instance file; its content selects the format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DOCUMENTS: Final = {
     "optsched.subset": "optsched.bandwidth.placement.document",
     "optsched.quota": "optsched.problems.quota.document",
 }
-"""Our own documents, and the modules whose ``from_tree`` reads them."""
+"""Documents of this library, and the modules with their ``from_tree``."""
 
 READABLE: Final = (
     f"{', '.join(f'{family}/1' for family in DOCUMENTS)}, optsched.schedule/1, job_shop_lib's "
@@ -49,8 +49,8 @@ def read_problem(
         package adds, see `optsched.formats.registry`; or the name of a published job shop, such
         as ``ta01``, if no file has it (`optsched.problems.jobshop.published`).
     format
-        ``"auto"`` decides by the content; ``"json"`` and the name of a format, such as
-        ``"standard"`` and ``"taillard"``, insist.
+        ``"auto"`` decides by the content; else ``"json"`` or the name of a format, such as
+        ``"standard"`` and ``"taillard"``.
     reentrant
         Standard text only: rows of any length, machines may repeat or be skipped.
 
@@ -81,7 +81,7 @@ def read_problem(
         tree = parse(text, name) if is_json and format not in ("standard", "taillard") else None
         source = Source(name, text, tree, reentrant)
         reader = readers()[format] if format != "auto" else _recognised(source)
-        assert reader is not None  # the last ones refuse a text that is of no format
+        assert reader is not None  # unknown texts are refused by the last readers
         problem: Problem = reader.read(source)
         return problem
 
@@ -103,7 +103,7 @@ def read_job_shop(
 
 
 def from_tree(tree: Any, name: str) -> Problem:
-    """The problem of a parsed JSON document."""
+    """Return the problem of a parsed JSON document."""
     if not isinstance(tree, dict):
         raise InputError(f"{name}: expected a JSON object, got {format_json(tree)}")
     family = str(tree.get("format", "")).partition("/")[0]

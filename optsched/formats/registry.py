@@ -1,7 +1,6 @@
-"""Foreign formats by name: those of this package, and those that other packages add.
+"""Formats by name: those of this package, and entry points of other packages.
 
-A package adds one with an entry point of the group ``optsched.formats``, a `Reader`; see
-``docs/formats.md``.
+The group of entry points is ``optsched.formats``, their value a `Reader`; see ``docs/formats.md``.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ GROUP: Final = "optsched.formats"
 
 _DOCUMENTS: Final = ("arraypipe:READER", "shop_json:READER", "pipelining_csv:READER")
 _TEXTS: Final = ("standard:READER", "taillard:READER")
-"""Asked last, because together they refuse what they do not know."""
+"""Tried last: together they refuse unknown texts."""
 
 _LOGS: Final = ("SACCT", "HELIOS", "ALIBABA2020", "ALIBABA2023", "PHILLY", "SWF", "TIRESIAS", "CSV")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file that is read.
+    """A file to read.
 
     Parameters
     ----------
@@ -58,7 +57,7 @@ class Reader:
     Parameters
     ----------
     name
-        What users call it: ``optsched convert --from NAME``.
+        Name for ``optsched convert --from NAME``.
     recognises
         Whether a file can only be of this format, by its content.
     read
@@ -68,10 +67,10 @@ class Reader:
         The text of a problem, `InputError` for one that the format cannot hold; None: it cannot
         be written.
     endings
-        Of names of files: ``optsched convert`` writes a file of such a name in this format.
+        Suffixes of file names that ``optsched convert`` writes in this format.
     holds
-        What is written of a problem, if not all of it; otherwise ``optsched convert`` reads again
-        what it has written, and compares.
+        Description of the written part, if a file does not hold the whole problem; otherwise
+        ``optsched convert`` reads the file again and compares.
     kind
         ``"problem"``, or ``"trace"``: a log of jobs, which ``optsched workload`` reads.
     """
@@ -87,14 +86,14 @@ class Reader:
 
 @cache
 def readers(kind: str = "problem") -> dict[str, Reader]:
-    """All readers of a kind by name, in the order in which they are asked.
+    """Return all readers of a kind by name, in the order of recognition.
 
     Raises
     ------
     InputError
-        An installed package whose entry point is no `Reader`, or takes the name of another.
+        An entry point that is not a `Reader`, or has the name of another one.
     """
-    from importlib.metadata import entry_points  # 20 ms that `import optsched` need not pay
+    from importlib.metadata import entry_points  # takes 20 ms
 
     logs = kind == "trace"
     found = [
@@ -103,7 +102,7 @@ def readers(kind: str = "problem") -> dict[str, Reader]:
     for point in entry_points(group=GROUP):
         reader = point.load()
         if not isinstance(reader, Reader):
-            raise InputError(f"entry point {point.name} of {GROUP}: {point.value} is no Reader")
+            raise InputError(f"entry point {point.name} of {GROUP}: {point.value} is not a Reader")
         found += [reader] * (reader.kind == kind)
     found += map(_load, () if logs else _TEXTS)
     by_name = {reader.name: reader for reader in found}
@@ -115,14 +114,14 @@ def readers(kind: str = "problem") -> dict[str, Reader]:
 
 
 def written(problem: Problem, name: str) -> str:
-    """The text of a problem in the format of this name; `InputError` if it has none."""
+    """Return the text of a problem in the format of this name; `InputError` if it has none."""
     write = readers()[one_of("format", name, writable())].write
-    assert write is not None  # as `writable` says
+    assert write is not None  # by `writable`
     return write(problem)
 
 
 def writable() -> list[str]:
-    """Names of the formats that can be written."""
+    """Return the names of the formats that can be written."""
     return [name for name, reader in readers().items() if reader.write is not None]
 
 
@@ -130,3 +129,11 @@ def _load(place: str) -> Reader:
     module, _, attribute = place.partition(":")
     found: Reader = getattr(import_module(f"optsched.formats.{module}"), attribute)
     return found
+
+
+def looks_like(text: str) -> str:
+    """Return ``"; this looks like ..."`` if the kind of a text is recognized, else ``""``."""
+    from optsched.bandwidth.topology import foreign  # imported only for an error
+    from optsched.cluster.workload import trace
+
+    return foreign.looks_like(text) or trace.looks_like(text)

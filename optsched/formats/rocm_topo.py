@@ -27,16 +27,16 @@ _Table = dict[str, dict[str, str]]
 
 
 def recognises(text: str) -> bool:
-    """Whether the text is of `rocm-smi` or `amd-smi`, or of their tables of topology."""
+    """Whether the text is output of `rocm-smi` or `amd-smi`."""
     titles = r"ROCm System Management|between two GPUs|^(WEIGHT|HOPS|LINK TYPE|ACCESS) TABLE:"
     return re.search(titles, text, re.MULTILINE) is not None or _JSON.search(text) is not None
 
 
 def as_nvidia(text: str, file: str) -> str:
-    """The table of links as `nvidia-smi topo -m` writes it, in the same lines of the file.
+    """Return the table of links as `nvidia-smi topo -m` writes it, in the same lines.
 
-    XGMI stands as ``NV2`` over one hop and ``NV1`` over more, by its weight; PCIe over two hops
-    (one bridge of the CPU) as ``PHB``, over more as ``SYS``. What is no link stays, to be refused.
+    XGMI becomes ``NV2`` over one hop and ``NV1`` over more, by its weight; PCIe over two hops (one
+    bridge of the CPU) ``PHB``, over more ``SYS``. Other cells are kept, to be refused.
 
     Raises
     ------
@@ -54,20 +54,20 @@ def as_nvidia(text: str, file: str) -> str:
     columns: dict[str, list[str]] = {}
     place: dict[str, int] = {}
     for at, line in enumerate(lines):
-        words = line.split()
+        cells = line.split()
         if found := _TITLE.match(line.strip()):
             title = found[1].lower()
             if tables.get(title):
                 raise InputError(f"{file}:{at + 1}: the table of {title} is there twice")
         elif _OTHER.fullmatch(line.strip()):
             title = ""
-        elif title in tables and words and _GPU.fullmatch(words[0]):
+        elif title in tables and cells and _GPU.fullmatch(cells[0]):
             if title not in columns:
-                columns[title] = words
+                columns[title] = cells
                 place |= {"": at} if title == "link type" else {}
             else:
-                tables[title][words[0]] = dict(zip(columns[title], words[1:], strict=False))
-                place |= {words[0]: at} if title == "link type" else {}
+                tables[title][cells[0]] = dict(zip(columns[title], cells[1:], strict=False))
+                place |= {cells[0]: at} if title == "link type" else {}
     if not place:
         raise InputError(
             f"{file}: has no table of link types: expected all of `rocm-smi --showtopo` or "
@@ -81,17 +81,16 @@ def as_nvidia(text: str, file: str) -> str:
             heads = [names.get(gpu, gpu) for gpu in columns["link type"]]
             written[at] = "\t" + "\t".join([*heads, "NUMA Affinity"])
             continue
-        cells = tables["link type"][row]
-        ways = [
-            "X" if column == row else _way(tables, row, column, f"{file}:{at + 1}: row {row}")
-            for column in cells
+        links = [
+            "X" if column == row else _link(tables, row, column, f"{file}:{at + 1}: row {row}")
+            for column in tables["link type"][row]
         ]
-        end = [nodes.get(row, "")] * (len(ways) == len(columns["link type"]))
-        written[at] = "\t".join([names.get(row, row), *ways, *end])
+        end = [nodes.get(row, "")] * (len(links) == len(columns["link type"]))
+        written[at] = "\t".join([names.get(row, row), *links, *end])
     return "\n".join(written)
 
 
-def _way(tables: dict[str, _Table], row: str, column: str, place: str) -> str:
+def _link(tables: dict[str, _Table], row: str, column: str, place: str) -> str:
     link = tables["link type"][row][column]
     if link not in ("XGMI", "PCIE"):
         return link

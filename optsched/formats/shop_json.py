@@ -33,9 +33,9 @@ _CHANGES: Final = re.compile(
     "ready|release|repair|required|robot|setup|shift|speed|stochast|tard|time.?lag|tool|transport|"
     "travel|uncertain|unavail|vehicle|wait|weight|window|worker"
 )
-"""In names of metadata that may change what is solved."""
+"""Parts of names of metadata that may change the problem."""
 _FACTS: Final = re.compile("author|best|bound|name|optim|reference|schedule|sequence|solution|tag")
-"""In names of lists and objects that do not."""
+"""Parts of names of lists and objects that do not."""
 
 
 class _JobShopLib(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -65,8 +65,8 @@ def from_job_shop_lib(tree: Any, name: str) -> Problem:
     """
     if isinstance(tree, dict) and isinstance(facts := tree.get("metadata"), dict):
         moved = {key: facts[key] for key in _WINDOWS if key in facts and key not in tree}
-        rest = {key: value for key, value in facts.items() if key not in moved}
-        tree = {**tree, **moved, "metadata": rest}  # versions before 1.7 keep windows there
+        others = {key: value for key, value in facts.items() if key not in moved}
+        tree = {**tree, **moved, "metadata": others}  # versions before 1.7 keep windows there
     found = decode(tree, _JobShopLib, name)
     times, metadata = found.duration_matrix, found.metadata
     places = _one_each(found.machines_matrix, name)
@@ -91,7 +91,7 @@ def from_job_shop_lib(tree: Any, name: str) -> Problem:
 
 
 def _one_each(rows: list[list[Any]], name: str) -> list[list[int]]:
-    """The machine of every operation, if each has one only."""
+    """Return the machine of every operation; refuse alternatives."""
     several = sum(isinstance(one, list) and len(one) > 1 for row in rows for one in row)
     if several:
         raise InputError(
@@ -102,7 +102,7 @@ def _one_each(rows: list[list[Any]], name: str) -> list[list[int]]:
 
 
 def _check_shape(rows: Sequence[Sequence[Any]], times: Sequence[Any], place: str) -> None:
-    """Refuse rows that are not as many and as long as those of durations."""
+    """Refuse rows of another shape than the durations."""
     if len(rows) != len(times):
         what = f"expected {len(times)} rows as in duration_matrix, got {len(rows)}"
         raise InputError(f"{place}: {what}")
@@ -113,23 +113,23 @@ def _check_shape(rows: Sequence[Sequence[Any]], times: Sequence[Any], place: str
 
 
 def _with_windows(shop: JobShop, windows: dict[str, Any]) -> Problem:
-    """The shop with release dates and deadlines of operations, as a graph if they need one."""
+    """Add release dates and deadlines of operations; a graph if a shop cannot hold them."""
     release, deadline = (
-        np.array([usual if one is None else one for row in rows for one in row], np.int64)
+        np.array([default if one is None else one for row in rows for one in row], np.int64)
         if rows is not None
-        else np.full(shop.n_operations, usual)
-        for rows, usual in zip(
+        else np.full(shop.n_operations, default)
+        for rows, default in zip(
             (windows[key] for key in _WINDOWS[:2]), (0, NO_DEADLINE), strict=True
         )
     )
     first, last = shop.first[:-1], shop.first[1:] - 1
-    plain = JobShop(
+    found = JobShop(
         shop.jobs, shop.machines, release=release[first], deadline=deadline[last],
         name=shop.name, time_unit=shop.time_unit, metadata=shop.metadata,
     )  # fmt: skip
     if np.delete(release, first).any() or (np.delete(deadline, last) != NO_DEADLINE).any():
-        return replace(plain.graph(), release=release, deadline=deadline)
-    return plain
+        return replace(found.graph(), release=release, deadline=deadline)
+    return found
 
 
 def _recognises(source: Source) -> bool:

@@ -1,10 +1,9 @@
-"""Slurm's ``topology.conf`` and ``topology.yaml``: the switches or blocks that hosts are in."""
+"""Slurm's ``topology.conf`` and ``topology.yaml``: switches or blocks of hosts."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
@@ -16,30 +15,34 @@ from optsched.bandwidth.topology.domain_trees import (
 )
 from optsched.bandwidth.topology.names import expand
 from optsched.errors import InputError, MissingExtra
-from optsched.formats.foreign import looks_like
-from optsched.io.files import read_text
-from optsched.io.strict_json import decode, placed, shortened
+from optsched.formats.registry import looks_like
+from optsched.io.strict_json import decode, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 _PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|[^\s\"]+)")
-_INCLUDE = re.compile(r"include\s+\"?([^\"]+?)\"?", re.IGNORECASE)
-_KINDS: Final = {
+_KEYS: Final = {
     "SwitchName": ("switches", "nodes", "linkspeed"), "BlockName": ("nodes",), "BlockSizes": (),
 }  # fmt: skip
-"""What a line of Slurm's is about, with the keys that may stand beside it."""
+"""Kinds of lines, by their first key, and the other keys of each."""
 
-_Line = tuple[str, str, dict[str, str]]
-"""A line of Slurm's: its place, what it is about, and the value of every key in it."""
 
-_MOST_INCLUDED: Final = 20  # files in each other, as in Slurm's own reader
+class _Row(NamedTuple):
+    """A line of a ``topology.conf``, or its counterpart in a ``topology.yaml``."""
+
+    place: str
+    kind: str
+    value: str
+    """Name of the switch or block, or the sizes of blocks."""
+    nodes: str = ""
+    switches: str = ""
 
 
 class _Switch(msgspec.Struct, forbid_unknown_fields=True):
     switch: str
-    children: str | None = None
-    nodes: str | None = None
+    children: str = ""
+    nodes: str = ""
 
 
 class _Tree(msgspec.Struct, forbid_unknown_fields=True):
@@ -48,7 +51,7 @@ class _Tree(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Block(msgspec.Struct, forbid_unknown_fields=True):
     block: str
-    nodes: str | None = None
+    nodes: str = ""
 
 
 class _Blocks(msgspec.Struct, forbid_unknown_fields=True):
@@ -57,7 +60,7 @@ class _Blocks(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Topology(msgspec.Struct, forbid_unknown_fields=True):
-    """One of ``topology.yaml``; the last three plugins know no levels."""
+    """A topology of a ``topology.yaml``; the last three plugins have no levels."""
 
     topology: str
     cluster_default: bool = False
@@ -68,10 +71,8 @@ class _Topology(msgspec.Struct, forbid_unknown_fields=True):
     torus3d: Any = None
 
 
-def from_slurm(
-    text: str, name: str = "topology.conf", hosts: Sequence[str] = (), topology: str | None = None
-) -> Domains:
-    """Domains from a ``topology.conf``, or a ``topology.yaml``, of the tree or the block plugin.
+def from_slurm(text: str, name: str = "topology.conf", topology: str | None = None) -> Domains:
+    """Read domains of the tree or the block plugin.
 
     A tree of switches has the levels ``leaf``, ``spine``, ``core``, ``tier4``, ... counted from
     the hosts; a branch with fewer switches repeats its lowest one. Blocks have the level
@@ -81,14 +82,10 @@ def from_slurm(
     Parameters
     ----------
     text
-        Of the file. ``Include FILE`` is read from the folder of the file that says it. Of a
-        ``topology.yaml`` the named topology counts, else that with ``cluster_default: true``, else
-        the only one.
+        Of the file. Of a ``topology.yaml`` the named topology counts, else that with
+        ``cluster_default: true``, else the only one.
     name
         Name of the file.
-    hosts
-        Those of ``Nodes=ALL``: all that no other line names. ``Switches=ALL`` are all other
-        switches that no other line names.
     topology
         Name of a topology of a ``topology.yaml``.
 
@@ -96,35 +93,28 @@ def from_slurm(
     ------
     InputError
         With ``file:line``: an unknown key, a host below two switches or in two blocks, a switch
-        with two parents, or unknown, a loop, block sizes that do not double, several topologies.
+        with two parents, or unknown, a loop, block sizes that do not double, several topologies,
+        ``Include``, ``ALL``.
     """
-    found: dict[str, dict[str, Entry]] = {kind: {} for kind in _KINDS}
+    found: dict[str, dict[str, Entry]] = {kind: {} for kind in _KEYS}
     switches, blocks, sizes = found.values()
     multiples: list[int] = []
-    everything: list[tuple[str, str]] = []
-    lines = _yaml(text, name, topology) if is_yaml(text) else _conf(text, name)
-    for place, kind, pairs in lines:
-        if (blocks or sizes) if kind == "SwitchName" else switches:
-            raise InputError(f"{place}: a file has switches or blocks, not both")
-        key = "" if kind == "BlockSizes" else pairs[kind.lower()]
-        title = f"{kind}={key}" if key else kind
-        if key in found[kind]:
-            raise InputError(f"{place}: {title} is at {found[kind][key].place} already")
-        every = [part for part in ("nodes", "switches") if pairs.get(part, "").upper() == "ALL"]
-        nodes, below = (
-            expand(pairs[part], place) if pairs.get(part, "").strip() and part not in every else []
-            for part in ("nodes", "switches")
-        )
-        if kind == "BlockSizes":
-            multiples = _sizes(pairs["blocksizes"], place)
-        elif {"nodes", "switches"} <= pairs.keys():
-            raise InputError(f"{place}: a switch has either Switches or Nodes")
-        found[kind][key] = Entry(place, nodes, below)
-        everything += [(key, listed) for listed in every]
+    for row in _yaml(text, name, topology) if is_yaml(text) else _conf(text, name):
+        if (blocks or sizes) if row.kind == "SwitchName" else switches:
+            raise InputError(f"{row.place}: a file has switches or blocks, not both")
+        key = "" if row.kind == "BlockSizes" else row.value
+        if key in found[row.kind]:
+            title = f"{row.kind}={key}" if key else row.kind
+            raise InputError(f"{row.place}: {title} is at {found[row.kind][key].place} already")
+        if row.nodes and row.switches:
+            raise InputError(f"{row.place}: a switch has either Switches or Nodes")
+        if row.kind == "BlockSizes":
+            multiples = _sizes(row.value, row.place)
+        lists = [_hosts(part, row.place) for part in (row.nodes, row.switches)]
+        found[row.kind][key] = Entry(row.place, *lists)
     entries = switches or blocks
     if not entries:
-        raise InputError(f"{name}: there are neither switches nor blocks in it{looks_like(text)}")
-    _name_all(entries, everything, hosts)
+        raise InputError(f"{name}: has neither switches nor blocks{looks_like(text)}")
     entry_of: dict[str, str] = {}
     for key, entry in entries.items():
         for node in entry.nodes:
@@ -145,42 +135,53 @@ def is_yaml(text: str) -> bool:
     return re.search(r"^[\s\-{]*[\"']?topology[\"']?\s*:", text, re.MULTILINE) is not None
 
 
-def _name_all(
-    entries: dict[str, Entry], everything: list[tuple[str, str]], hosts: Sequence[str]
-) -> None:
-    """Put names where ``ALL`` stood."""
-    nodes = {node for entry in entries.values() for node in entry.nodes}
-    children = {child for entry in entries.values() for child in entry.children}
-    for key, listed in everything:
-        entry = entries[key]
-        if listed == "switches":
-            entry.children = [one for one in entries if one != key and one not in children]
-        elif not hosts:
-            raise InputError(f"{entry.place}: Nodes=ALL: name the hosts (hosts=, --hosts)")
-        else:
-            entry.nodes = [host for host in hosts if host not in nodes]
+def _hosts(text: str, place: str) -> list[str]:
+    if text.strip().upper() == "ALL":
+        raise InputError(f"{place}: ALL: write the names")
+    return expand(text, place) if text.strip() else []
 
 
-def _conf(text: str, name: str, depth: int = 0) -> Iterator[_Line]:
-    """Lines of a ``topology.conf``, and of the files that it includes."""
-    for number, line in _lines(text):
-        place = f"{name}:{number}"
-        if (included := _INCLUDE.fullmatch(line)) is None:
+def _conf(text: str, name: str) -> Iterator[_Row]:
+    """Yield the rows of a ``topology.conf``; continued lines are joined."""
+    known = {key for kind, keys in _KEYS.items() for key in (kind.lower(), *keys)}
+    pending, start = "", 0
+    for number, raw in enumerate([*text.splitlines(), ""], 1):
+        line, start = pending + raw.partition("#")[0].rstrip(), start or number
+        if line.endswith("\\"):
+            pending = line[:-1]  # Slurm joins lines without a blank: a,\ and b are a,b
+            continue
+        if line.strip():
             try:
-                yield place, *_pairs(line, place)
+                yield _row(line.strip(), f"{name}:{start}", known)
             except InputError as error:
                 raise InputError(f"{error}{looks_like(text)}") from None
-            continue
-        if depth == _MOST_INCLUDED:
-            raise InputError(f"{place}: Include: {depth} files in each other (a loop?)")
-        path = Path(name).parent / included[1]
-        with placed(f"{place}: Include: "):
-            inner = read_text(path)
-        yield from _conf(inner, str(path), depth + 1)
+        pending, start = "", 0
 
 
-def _yaml(text: str, name: str, topology: str | None) -> Iterator[_Line]:
-    """Lines of a ``topology.yaml``, as ``topology.conf`` would have them."""
+def _row(line: str, place: str, known: set[str]) -> _Row:
+    if line.lower().startswith("include"):
+        raise InputError(f"{place}: Include: write all lines into one file")
+    if left := _PAIR.sub("", line).strip():
+        raise InputError(f"{place}: expected KEY=VALUE, got {left!r:.60}")
+    pairs: dict[str, str] = {}
+    for key, value in _PAIR.findall(line):
+        if key.lower() not in known:
+            raise InputError(f"{place}: unknown key {key!r:.60}")
+        if key.lower() in pairs:
+            raise InputError(f"{place}: {key} is given twice")
+        pairs[key.lower()] = value.strip('"')
+    kind = next((kind for kind in _KEYS if kind.lower() in pairs), None)
+    if kind is None:
+        raise InputError(f"{place}: expected SwitchName, BlockName or BlockSizes")
+    for key in pairs:
+        if key not in (kind.lower(), *_KEYS[kind]):
+            raise InputError(f"{place}: {key} does not go with {kind}")
+    nodes, switches = pairs.get("nodes", ""), pairs.get("switches", "")
+    return _Row(place, kind, pairs[kind.lower()], nodes, switches)
+
+
+def _yaml(text: str, name: str, topology: str | None) -> Iterator[_Row]:
+    """Yield the rows of a topology of a ``topology.yaml``."""
     try:
         import yaml
     except ImportError:
@@ -204,60 +205,21 @@ def _yaml(text: str, name: str, topology: str | None) -> Iterator[_Line]:
             f"{name}: has {what}: mark one with cluster_default: true, or name it behind the "
             f"file as {name}:NAME: {names}"
         )
-    place = f"{name}: [{topologies.index(chosen[0])}]"
-    if (tree := chosen[0].tree) is not None:
-        for i, switch in enumerate(tree.switches):
-            pairs = {"switchname": switch.switch}
-            pairs |= {"switches": switch.children} if switch.children is not None else {}
-            pairs |= {"nodes": switch.nodes} if switch.nodes is not None else {}
-            yield f"{place}.tree.switches[{i}]", "SwitchName", pairs
-    elif (block := chosen[0].block) is not None:
-        for i, one in enumerate(block.blocks):
-            fields = {"blockname": one.block, "nodes": one.nodes or ""}
-            yield f"{place}.block.blocks[{i}]", "BlockName", fields
-        if block.block_sizes:
-            sizes = ",".join(map(str, block.block_sizes))
-            yield f"{place}.block.block_sizes", "BlockSizes", {"blocksizes": sizes}
+    place, found = f"{name}: [{topologies.index(chosen[0])}]", chosen[0]
+    if found.tree is not None:
+        for i, switch in enumerate(found.tree.switches):
+            at = f"{place}.tree.switches[{i}]"
+            yield _Row(at, "SwitchName", switch.switch, switch.nodes, switch.children)
+    elif found.block is not None:
+        for i, block in enumerate(found.block.blocks):
+            yield _Row(f"{place}.block.blocks[{i}]", "BlockName", block.block, block.nodes)
+        if sizes := found.block.block_sizes:
+            yield _Row(f"{place}.block.block_sizes", "BlockSizes", ",".join(map(str, sizes)))
     else:
         raise InputError(
             f"{place}: has neither tree nor block: no levels, leave the file out, or name another "
             f"topology: {names}"
         )
-
-
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """Number and content of every line that says something, continued lines joined."""
-    pending, start = "", 0
-    for number, raw in enumerate([*text.splitlines(), ""], 1):
-        line, start = pending + raw.partition("#")[0].rstrip(), start or number
-        if line.endswith("\\"):
-            pending = line[:-1]  # Slurm joins lines as they are: a,\ and b are a,b
-            continue
-        if line.strip():
-            yield start, line.strip()
-        pending, start = "", 0
-
-
-def _pairs(line: str, place: str) -> tuple[str, dict[str, str]]:
-    """What the line is about, and the value of every key in it, in lower case."""
-    left = _PAIR.sub("", line).strip()
-    if left:
-        raise InputError(f"{place}: expected KEY=VALUE, got {left!r:.60}")
-    known = {key for kind, keys in _KINDS.items() for key in (kind.lower(), *keys)}
-    pairs: dict[str, str] = {}
-    for key, value in _PAIR.findall(line):
-        if key.lower() not in known:
-            raise InputError(f"{place}: unknown key {key!r:.60}")
-        if key.lower() in pairs:
-            raise InputError(f"{place}: {key} is there twice")
-        pairs[key.lower()] = value.strip('"')
-    kind = next((kind for kind in _KINDS if kind.lower() in pairs), None)
-    if kind is None:
-        raise InputError(f"{place}: expected SwitchName, BlockName or BlockSizes")
-    for key in pairs:
-        if key not in (kind.lower(), *_KINDS[kind]):
-            raise InputError(f"{place}: {key} does not belong beside {kind}")
-    return kind, pairs
 
 
 def _sizes(text: str, place: str) -> list[int]:

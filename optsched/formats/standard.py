@@ -1,4 +1,4 @@
-"""Job shops as text, two layouts; here the standard one (JSPLIB): ``jobs machines``, then pairs."""
+"""Job shops as text in the standard layout (JSPLIB): ``jobs machines``, then pairs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from optsched.errors import InputError
-from optsched.formats.foreign import looks_like
-from optsched.formats.registry import Reader, Source
+from optsched.formats.registry import Reader, Source, looks_like
 from optsched.io.strict_json import MAX_INTEGER, placed
 from optsched.io.values import file_label, format_value
 from optsched.problems.jobshop.checks import MAX_MACHINES
@@ -23,7 +22,7 @@ _INTEGER: Final = re.compile(r"-?[0-9]+")  # int() alone would also take 1_000, 
 
 
 class ShopText:
-    """The lines of a text one after the other, without blank ones and comments (``#``)."""
+    """Cursor over the lines of a text, without blank lines and comments (``#``)."""
 
     def __init__(self, text: str, file: str, most: int | None = None) -> None:
         self.file, self.at = file, 0
@@ -40,20 +39,20 @@ class ShopText:
 
     @property
     def line(self) -> str:
-        """The present line; empty behind the last."""
+        """The current line; empty after the last."""
         return self._found[self.at][1] if self.at < len(self._found) else ""
 
     def fail(self, message: str) -> NoReturn:
-        """Refuse the present line, or what is missing behind the last."""
+        """Raise an error at the current line."""
         number, _ = self._found[min(self.at, len(self._found) - 1)]
         raise InputError(f"{self.file}:{number}: {message}")
 
     def numbers(self) -> list[int]:
-        """Numbers of the present line; ASCII digits with an optional minus, not above 2^53."""
+        """Parse the numbers of the current line; ASCII digits, optional minus, at most 2^53."""
         return [self._number(token) for token in re.split(r"[ \t]+", self.line)]
 
     def sizes(self) -> tuple[int, int]:
-        """The line ``n m``: number of jobs and of machines."""
+        """Parse the line ``n m``: number of jobs and of machines."""
         if re.fullmatch(r"[0-9]+\s+[0-9]+\s+[0-9.]+", self.line):
             self.fail(
                 "expected 2 numbers (jobs machines), got 3, as in files of flexible job shops, "
@@ -69,7 +68,7 @@ class ShopText:
         return values[0], values[1]
 
     def rows(self, n: int, what: str, row: Callable[[list[int]], list[Any]]) -> list[list[Any]]:
-        """The next n lines of numbers, one a job."""
+        """Parse the next n lines of numbers, one a job."""
         found = []
         for k in range(n):
             if not self.line or self.line[0].isalpha():
@@ -81,7 +80,7 @@ class ShopText:
     def shop(
         self, jobs: list[list[tuple[int, int]]], m: int, facts: Mapping[str, int] | None = None
     ) -> JobShop:
-        """The shop of these rows, if nothing follows them; sums that overflow name the file."""
+        """Make the shop of these rows; refuse further lines."""
         if self.line:
             self.fail(f"expected the end of the file, one instance, got {format_value(self.line)}")
         if m > MAX_MACHINES:
@@ -96,7 +95,7 @@ class ShopText:
             self.fail(f"expected a duration in 0..2^53, got {min(values)}")
 
     def check_machines(self, values: Sequence[int], base: int, m: int, once: bool) -> None:
-        """Refuse machines that are not base..base+m-1, and repeated ones if each comes `once`."""
+        """Refuse machines outside base..base+m-1, and repeated machines if `once`."""
         if not base <= min(values, default=base) <= max(values, default=base) < base + m:
             value = next(value for value in values if not base <= value < base + m)
             hint = f" (machines are {base}-based here)" if value in (0, m) else ""
@@ -111,13 +110,13 @@ class ShopText:
             self.fail(f"expected an integer (digits 0-9), got {format_value(token)}")
         digits = token.lstrip("-").lstrip("0") or "0"
         if len(digits) > 16 or int(digits) > MAX_INTEGER:
-            shown = token if len(token) <= 30 else f"a number of {len(digits)} digits"
-            self.fail(f"expected an integer in 0..2^53, got {shown}")
+            got = token if len(token) <= 30 else f"a number of {len(digits)} digits"
+            self.fail(f"expected an integer in 0..2^53, got {got}")
         return -int(digits) if token.startswith("-") else int(digits)
 
 
 def layout(source: Source) -> str:
-    """``standard`` or ``taillard``, by a title line or the width of the first row; else neither.
+    """Return ``standard`` or ``taillard``, by a title line or the width of the first row.
 
     Raises
     ------
@@ -180,7 +179,7 @@ def from_text(text: str, name: str, reentrant: bool = False) -> JobShop:
 
 
 def to_text(shop: JobShop) -> str:
-    """The canonical standard text; names and the time unit are not part of it.
+    """Return the canonical standard text, without names and time unit.
 
     Raises
     ------
@@ -192,7 +191,7 @@ def to_text(shop: JobShop) -> str:
 
 
 def refuse_windows(shop: JobShop, format: str) -> None:
-    """Releases and deadlines must not be lost silently."""
+    """Refuse to lose releases and deadlines."""
     if shop.has_windows:
         raise InputError(f"the {format} format has no releases and deadlines: write it as json")
 

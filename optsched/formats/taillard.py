@@ -57,10 +57,10 @@ def from_text(text: str, name: str) -> JobShop:
         return [k - 1 for k in values]
 
     rows = []
-    for word, row in (("Times", durations), ("Machines", machines)):
-        if titled and lines.line.lower() != word.lower():
+    for title, row in (("Times", durations), ("Machines", machines)):
+        if titled and lines.line.lower() != title.lower():
             got = format_value(lines.line) if lines.line else "the end of the file"
-            lines.fail(f'expected the line "{word}", got {got}')
+            lines.fail(f'expected the line "{title}", got {got}')
         lines.at += titled
         rows.append(lines.rows(n, row.__name__, row))
     jobs = [list(zip(k, p, strict=True)) for p, k in zip(*rows, strict=True)]
@@ -68,7 +68,7 @@ def from_text(text: str, name: str) -> JobShop:
 
 
 def to_text(shop: JobShop) -> str:
-    """The long layout if the metadata hold both seeds and both bounds, else the short one.
+    """Return the long layout if the metadata have both seeds and bounds, else the short one.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A cluster from the files of its tools: matrices of links, and who is below which switch."""
+"""A cluster from files of its tools: matrices of links, and switches of hosts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from optsched.bandwidth.topology.domain_trees import Domains, uplink_rates
 from optsched.bandwidth.topology.names import expand
 from optsched.errors import InputError
 from optsched.formats import nvidia_topo
-from optsched.formats.foreign import looks_like
 from optsched.formats.host_domains import from_labels, from_nodes
+from optsched.formats.registry import looks_like
 from optsched.formats.slurm_topology import from_slurm, is_yaml
 from optsched.io.files import read_text
 from optsched.io.strict_json import parse, shortened
@@ -33,7 +33,7 @@ def cluster_from_files(
     uplinks: Mapping[str, str | float],
     **fields: Any,
 ) -> Cluster:
-    """Read the files that tools write, with other fields of the cluster: `Cluster.from_files`."""
+    """Implement `Cluster.from_files`."""
     types = {
         kind: nvidia_topo.from_text(read_text(path), kind, str(path), nics, nic_rate)
         for kind, path in topo.items()
@@ -50,7 +50,7 @@ def cluster_from_files(
             kind_of[host] = kind
         if len(kind_of) > MOST_HOSTS:
             raise InputError(f"hosts: more than {MOST_HOSTS} hosts")
-    found = Domains((), {}) if domains is None else read_domains(domains, levels, list(kind_of))
+    found = Domains((), {}) if domains is None else read_domains(domains, levels)
     if levels and not found.kinds:
         raise InputError("levels: name labels of Kubernetes nodes; other files name their own")
     if not kind_of:
@@ -78,10 +78,8 @@ def cluster_from_files(
     return replace(cluster, uplinks=uplink_rates(cluster, uplinks))
 
 
-def read_domains(
-    path: str | os.PathLike[str], levels: Sequence[str] = (), hosts: Sequence[str] = ()
-) -> Domains:
-    """Domains from a file of Slurm, Kubernetes or labels: which it is, its content says.
+def read_domains(path: str | os.PathLike[str], levels: Sequence[str] = ()) -> Domains:
+    """Read domains from a file of Slurm, Kubernetes or labels, recognized by its content.
 
     Parameters
     ----------
@@ -90,8 +88,6 @@ def read_domains(
         ``kubectl get nodes``, or a CSV ``host,level...``.
     levels
         Labels of nodes; see `from_nodes`.
-    hosts
-        Those that ``Nodes=ALL`` of Slurm stands for.
     """
     file, topology = os.fspath(path), None
     if not os.path.exists(file) and ":" in file:
@@ -108,4 +104,4 @@ def read_domains(
     first = next((line for line in lines if line and not line.startswith("#")), "")
     if "," in first and "=" not in first:
         return from_labels(text, file)
-    return from_slurm(text, file, hosts, topology)
+    return from_slurm(text, file, topology)

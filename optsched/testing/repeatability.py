@@ -43,8 +43,8 @@ def check_reproducible(engine: Solver, problems: Sequence[Any], time_limit: floa
         first.append(_run(engine, problem, n))
         _compare(problem.name, first[-1], _run(engine, problem, n), "with one seed")
         with ThreadPoolExecutor(2) as pool:
-            for other in [pool.submit(_run, engine, problem, n) for _ in range(2)]:
-                _compare(problem.name, first[-1], other.result(), "in another thread")
+            for future in [pool.submit(_run, engine, problem, n) for _ in range(2)]:
+                _compare(problem.name, first[-1], future.result(), "in another thread")
     others = _in_fresh_process(engine, steps)
     for problem, one, other in zip(taken, first, others or first, strict=True):
         _compare(problem.name, one, other, "in this process and a fresh one")

@@ -425,6 +425,22 @@ def test_bound(cli: Cli) -> None:
     assert list(found) == ["instance", "bounds", "lower_bound", "seconds"]
 
 
+# help
+
+
+def test_every_help_has_an_example(cli: Cli) -> None:
+    """One command line that begins with the command's own name."""
+    from optsched.cli.app import COMMANDS, _command
+
+    for name in COMMANDS:
+        command = _command(name)
+        found = {f"{name} {key}": one for key, one in getattr(command, "commands", {}).items()}
+        for words, one in (found if len(found) > 1 else {name: command}).items():
+            if not words.startswith(("serve", "slim")):
+                text = " ".join((one.help or "").split())
+                assert text.count(f"Example: optsched {words}") == 1, words
+
+
 # warmup
 
 

@@ -239,28 +239,6 @@ def test_stream(site: Cli) -> None:
     assert what.victims and few.scores(started, 5).keys() == {"n01", "n02", "n03"}
 
 
-def test_stream_repeats_a_dispatcher(site: Cli) -> None:
-    """Many takes and gives: every answer is the dispatcher's for that state."""
-    cluster = Cluster.read("c.json")
-    state = ClusterState.read("s.json", cluster)
-    fast = Dispatcher(cluster, BottleneckBandwidth(cluster))
-    lines, expected, live = [], [], []
-    for i in range(60):
-        if live and (i % 3 == 2 or len(state.free) < 5):
-            name = live.pop(0)
-            state = state.give(name)
-            lines.append(json.dumps({"give": name}))
-            expected.append({"free": len(state.free)})
-        else:
-            k = 1 + i % 5
-            gpus, bandwidth = fast.choose(state, k)
-            state = state.take(gpus, f"j{i}")
-            live.append(f"j{i}")
-            lines.append(json.dumps({"gpus": k, "name": f"j{i}"}))
-            expected.append({"gpus": cluster.written(gpus), "bandwidth": bandwidth / 1e6})
-    assert stream(site, lines) == expected
-
-
 def test_jobs_of_a_gang_start_like_others(site: Cli) -> None:
     """Their demand is what their GPUs reach, also after a change of these."""
     lines = ['{"gang": {"x": 4}}', '{"give": "x"}', '{"gpus": 4, "name": "x"}']

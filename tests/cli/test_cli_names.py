@@ -86,12 +86,3 @@ def test_plans(cli: Cli, problem: Any) -> None:
     assert page == [*NAMES]
     held = {schedule.job_name(j) for j in schedule.job.tolist()}
     assert held == {e["name"].partition(" ")[2] for e in trace["traceEvents"] if e["ph"] == "X"}
-
-
-@pytest.mark.parametrize("jobs", [None, "abc", ["a"], [1, 2, 3], ["", "", ""], {"0": "a"}])
-def test_other_provenance(jobs: Any) -> None:
-    """What does not name every job counts for nothing: numbers are shown."""
-    found = optsched.solve(array(), "dispatch").schedule
-    assert found is not None and "jobs" not in found.provenance
-    told = found.with_orders(found.sequences, found.start, None, {"jobs": jobs})  # type: ignore[arg-type]
-    assert [told.job_name(j) for j in range(3)] == ["0", "1", "2"]

@@ -65,17 +65,6 @@ main()
     assert "Traceback" not in ran.stderr
 
 
-def test_functions_that_are_called_like_their_modules() -> None:
-    """However the modules are imported, the names stand for the functions."""
-    program = """
-import optsched.model.verify, optsched.solving.solve
-from optsched.model.verify import verify
-import optsched
-assert optsched.verify is verify and optsched.solve.__module__ == "optsched.solving.solve"
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
-
-
 def test_interrupt_leaves_no_thread(cli: Cli) -> None:
     """Within a program, an interrupted search returns and its threads have ended."""
     shop = optsched.JobShop.read("ta21")

@@ -192,33 +192,3 @@ def test_products_without_discovery_are_told_apart(keys: list[str], many: int) -
     for item in items:
         del item["metadata"]["labels"][PRODUCT]
     assert from_nodes({"items": items}, "f").kinds == {"a": ("a-x8", 8), "b": ("b-x8", 8)}
-
-
-@pytest.mark.parametrize("capacity", [{}, {GPU: 0}, {"nvidia.com/H100": 8}])
-@pytest.mark.parametrize(
-    "labels",
-    [{"nvidia.com/gpu.count": "8"}, {"nvidia.com/gpu.present": "true"},
-     {"cloud.google.com/gke-accelerator": "nvidia-l4"}, {"amd.com/gpu.product-name": "MI300X"},
-     {"karpenter.k8s.aws/instance-gpu-count": "8"}],
-)  # fmt: skip
-def test_nodes_whose_gpus_nothing_offers_are_named(
-    capacity: dict[str, int], labels: dict[str, str]
-) -> None:
-    """A label says that there are GPUs, capacity has none: no driver, no plugin, another name."""
-    silent = node("silent", capacity, labels)
-    del silent["metadata"]["labels"][PRODUCT]
-    with pytest.warns(UserWarning, match="1 of 2 nodes with GPUs are left out: silent has no nvid"):
-        found = from_nodes({"items": [node("n", {GPU: 8}), silent]}, "f")
-    assert [*found.of] == ["n"]
-    without = node("cpu", capacity, {"nvidia.com/gpu.count": "0", "nvidia.com/gpu.present": "no"})
-    del without["metadata"]["labels"][PRODUCT]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert [*from_nodes({"items": [node("n", {GPU: 8}), without]}, "f").of] == ["n"]
-
-
-def test_an_empty_label_is_no_domain() -> None:
-    """`nvidia.com/gpu.clique` is empty outside of a clique: such nodes are not one clique."""
-    items = [node("a", {GPU: 4}, {"c": "c1"}), node("b", {GPU: 4}, {"c": ""})]
-    with pytest.raises(InputError, match=r"items\[1\] \(node b\): has an empty label 'c'"):
-        from_nodes({"items": items}, "f", ["c"])

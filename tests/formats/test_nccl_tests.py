@@ -142,23 +142,6 @@ def test_any_run(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
     assert row.pattern == tuple(sorted(map(len, gpus.values()), reverse=True))
 
 
-def test_many_files(tmp_path: Path) -> None:
-    """A glob is taken in the order of names, a list as given; a file may hold several runs."""
-    one, two = log(EIGHT[:2], ROWS[1:2]), log(EIGHT, ROWS[1:2])
-    (tmp_path / "a.log").write_text(one)
-    (tmp_path / "b.log").write_text("$ ./run.sh\n" + two + "\n" + one)
-    patterns = [(2,), (5, 3), (2,)]
-    assert [row.pattern for row in read_logs(str(tmp_path / "*.log"))] == patterns
-    paths = [tmp_path / "b.log", str(tmp_path / "a.log")]
-    assert [row.pattern for row in read_logs(paths)] == [(5, 3), (2,), (2,)]
-    with pytest.raises(InputError, match=r"no file is called '.*\*\.txt'"):
-        read_logs(str(tmp_path / "*.txt"))
-    with pytest.raises(InputError, match=r"none\.log: no such file"):
-        read_logs(tmp_path / "none.log")
-    with pytest.raises(InputError, match="at least one log"):
-        read_logs([])
-
-
 def test_collectives(tmp_path: Path) -> None:
     """Each collective has its factor and its name; `op` counts where the log says nothing."""
     names = {
@@ -229,19 +212,6 @@ def test_buses_that_repeat(tmp_path: Path) -> None:
         read(tmp_path, log(four, ROWS[1:2]))  # whole bus ids are one GPU
     with pytest.raises(InputError, match="two ranks run on one GPU"):
         read(tmp_path, log(four, ROWS[1:2], new=False, per_process=4))
-
-
-def test_rounded_sizes(tmp_path: Path) -> None:
-    """An all-gather of three ranks has no size of 2 GiB: the next below counts, not others."""
-    ranks = EIGHT[:3]
-    size = (2048 * MIB) // 48 * 48
-    text = log(ranks, [(size, 99.5)], program="all_gather_perf", op="all_gather")
-    table = read(tmp_path, text, op="all_gather", payload=2048 * MIB)
-    assert (table.payload, table.rows[0].value) == (2048 * MIB, 99_500_000)
-    with pytest.raises(InputError, match=f"no row of {size + 49} bytes"):
-        read(tmp_path, text, op="all_gather", payload=size + 49)
-    with pytest.raises(InputError, match="no row of"):
-        read(tmp_path, log(ranks, [(size, 99.5)]), payload=2048 * MIB)
 
 
 def test_hidden_devices(tmp_path: Path) -> None:

@@ -88,23 +88,6 @@ def test_nvlinks_left_out(link: str) -> None:
         assert from_text(text, "h", "f") == whole
 
 
-def test_older_and_newer_columns() -> None:
-    """Cards by device name, no NUMA column, several NUMA nodes a GPU, affinities unknown."""
-    old = (
-        "\tGPU0\tGPU1\tmlx5_0\tmlx5_1\tCPU Affinity\nGPU0\t X \tPIX\tPHB\tSYS\t0-9\n"
-        "GPU1\tPIX\t X \tPHB\tSYS\t10-19\nmlx5_0\tPHB\tPHB\t X \tSYS\t\n"
-        "mlx5_1\tSYS\tSYS\tSYS\t X \t\n"
-    )
-    kind = from_text(old, "h")
-    assert (kind.nics, kind.numa, kind.links) == (2, ((0,), (1,)), (("X", "PIX"), ("PIX", "X")))
-    unknown = HGX.replace("\t0\t\t", "\tN/A\t\t").replace("0-55,112-167", "")
-    assert from_text(unknown, "h").numa == ((0, 1, 2, 3),)
-    lists = HGX.replace("\t0\t\t", "\t0-3,8\t\t").replace("\t1\t\t", "\t4-7\t\t")
-    assert from_text(lists, "h").numa == ((0, 1), (2, 3))
-    single = "\tGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\nGPU0\t X \t0-31\t0\t\tN/A\n"
-    assert (from_text(single, "h").gpus, from_text(single, "h").nics) == (1, 1)
-
-
 @given(st.data())
 def test_any_matrix(data: st.DataObject) -> None:
     """What is printed is what is read, whatever the links, cards and separators."""

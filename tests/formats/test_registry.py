@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import optsched
-from optsched.errors import InputError
 from optsched.formats.registry import readers, writable
 
 PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
@@ -93,7 +92,7 @@ def test_a_log_of_another_package(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        ("READER = 3\n", "entry point words of optsched.formats: wordshop:READER is no Reader"),
+        ("READER = 3\n", "entry point words of optsched.formats: wordshop:READER is not a Reader"),
         (
             "from optsched.formats.standard import READER\n",
             "entry points of optsched.formats: two formats are called 'standard'",
@@ -114,11 +113,3 @@ def test_ours_are_listed() -> None:
     rows = re.findall(r"^\| `(\w+)` \|.*\| (yes|no).*\|$", PAGE, re.MULTILINE)
     ours = {name: name in writable() for name in readers()}
     assert {name: said == "yes" for name, said in rows} == ours
-
-
-def test_a_format_by_name_is_insisted_on(tmp_path: Path) -> None:
-    """Another content is refused by the reader that was named."""
-    path = tmp_path / "a.txt"
-    path.write_text("2 2\n0 1 1 2\n1 3 0 4\n")
-    with pytest.raises(InputError, match=r"a.txt:2: expected 2 durations"):
-        optsched.JobShop.read(path, "taillard")

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rolling_arrays import equal_jobs, rolling
 from strategies import periodic_schedules, schedules, spoilt
 
 from optsched.analysis.critical_path import critical_path
@@ -20,7 +19,6 @@ from optsched.errors import InputError
 from optsched.io.text import one_line, readable_unit
 from optsched.model.schedule import Csr, Resource, Schedule
 from optsched.plots import html
-from optsched.plots.look import colour, oklch, shade
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -111,20 +109,6 @@ def test_periodic_pages_show_the_steady_state(s: Schedule, cycles: int) -> None:
         )
 
 
-def test_jobs_and_iterations_of_a_rolling_array() -> None:
-    """A row for every job; copies and offsets tell which iteration of it a bar is."""
-    s = rolling([0, 3], [[1, 1], [1, 1]], [[1, 1], [1, 1]], 12, copies=[2, 1])
-    data = data_of(html.page(s))
-    assert data["jobs"] == [
-        {"job": 0, "iterations": 2, "latency": 4, "wait": 0, "recompute": None},
-        {"job": 1, "iterations": 1, "latency": 4, "wait": 0, "recompute": None},
-    ]
-    assert data["operations"]["copies"] == [2] * 8 + [1] * 4
-    data = data_of(html.page(equal_jobs(2, 3)))
-    assert "copies" not in data["operations"]
-    assert data["operations"]["offset"] == equal_jobs(2, 3).offset.tolist()
-
-
 @given(spoilt(st.one_of(schedules(), periodic_schedules())))
 def test_wrong_schedules_are_still_drawn(s: Schedule) -> None:
     """The page shows what the document says, right or wrong."""
@@ -194,11 +178,3 @@ def test_plain_names_are_one_safe_line(name: str) -> None:
 def test_readable_unit(unit: str, span: int, name: str, ticks: float) -> None:
     """The largest unit in which the span is at least 5."""
     assert readable_unit(unit, span) == (name, ticks)
-
-
-def test_colours() -> None:
-    """Black, white and grey of OKLCH; thirty jobs differ; F is lighter than B."""
-    assert (oklch(0, 0, 0), oklch(1, 0, 0)) == ("#000000", "#ffffff")
-    for kind in ("F", "B", ""):
-        assert len({colour(job, shade(kind)) for job in range(30)}) == 30
-    assert shade("F").lightness > shade("").lightness > shade("B").lightness

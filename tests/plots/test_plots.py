@@ -122,14 +122,6 @@ def test_what_a_cold_start_leaves_out_is_hollow(tmp_path: Path) -> None:
     assert drawn(tmp_path / "y.svg", "bars-") == flat.n_operations
 
 
-def test_a_key_of_jobs_where_there_is_room(tmp_path: Path) -> None:
-    """Thirty jobs have thirty squares; more, whose colours repeat, or a long title have none."""
-    for jobs, name, there in ((30, "x", True), (31, "x", False), (30, "x" * 80, False)):
-        s = replace(equal_jobs(jobs, 2), name=name)
-        gantt(s, tmp_path / "x.svg", cycles=1)
-        assert ("job" in words(tmp_path / "x.svg")) == there
-
-
 @few_examples
 @given(spoilt(st.one_of(schedules(), periodic_schedules())))
 def test_wrong_schedules_are_still_drawn(tmp_path: Path, s: Schedule) -> None:
@@ -170,14 +162,6 @@ def test_names_cannot_break_the_picture(tmp_path: Path, name: str) -> None:
     root = ET.parse(tmp_path / "x.svg").getroot()
     assert not [element for element in root.iter() if str(element.tag).endswith("script")]
     assert drawn(tmp_path / "x.svg", "bars-") == 8
-
-
-def test_width_is_in_inches(tmp_path: Path) -> None:
-    """The picture has the width that was asked for; silly ones are refused."""
-    gantt(pipeline(), tmp_path / "x.svg", width=10)
-    assert ET.parse(tmp_path / "x.svg").getroot().get("width") == "720pt"
-    with pytest.raises(InputError, match=re.escape("width: expected 2..200 inches, got 0")):
-        gantt(pipeline(), tmp_path / "x.svg", width=0)
 
 
 def test_legal_suffixes_are_named(tmp_path: Path) -> None:
