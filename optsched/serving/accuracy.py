@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.errors import InputError
-from optsched.serving.fields import POINTS, FloatArray, frozen, non_negative
+from optsched.serving.fields import POINTS, FloatArray, frozen, non_negative, table
 
 WIDTHS: Final = (0.25, 0.5, 0.75, 1.0)
 
@@ -127,7 +127,7 @@ def accuracy_table(
         if missing:
             percent = completed(percent, widths, prior or "")
     else:
-        percent = np.asarray(given, np.float64)
+        percent = table("accuracy", given, max(1, np.ndim(given)))
         if percent.size != n**segments:
             raise InputError(f"accuracy: expected {n**segments} numbers, got {percent.size}")
     flat = percent.ravel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
@@ -335,17 +336,22 @@ def _rules(spec: str) -> Router:
 
 
 def _loaded(spec: str) -> AnyRouter:
-    """An instance of ``module:Class``, or of the class of an entry point."""
+    """An instance of ``module:Class``, also of the current folder, or of an entry point."""
     from importlib.metadata import EntryPoint, entry_points  # 20 ms
 
     found = [EntryPoint("router", spec, GROUP)] if ":" in spec else []
     found += [] if found else [one for one in entry_points(group=GROUP) if one.name == spec]
     if not found:
         raise InputError(f"router: expected {FORMS}, got {spec!r:.60}")
+    path = list(sys.path)
+    sys.path.insert(0, "")
     try:
         made = found[0].load()()
     except Exception as error:  # code of the user
-        raise InputError(f"router: {spec!r:.60} cannot be loaded: {error}") from error
+        message = f"{type(error).__name__}: {error}"
+        raise InputError(f"router: {spec!r:.60} cannot be loaded: {message}") from error
+    finally:
+        sys.path[:] = path
     if not hasattr(made, "route") and not hasattr(made, "compiled"):
         raise InputError(f"router: {spec!r:.60} has no method route(view)")
     return made

@@ -158,7 +158,9 @@ class Scenario:
         n, k = len(network["widths"]), len(network["mmac"])
         arrival = times("arrival_ms", self.arrival_ms)
         order = np.argsort(arrival, kind="stable")
-        names = identifiers("requests", self.ids if len(self.ids) else range(len(arrival)))
+        names = identifiers(
+            "requests", range(len(arrival)) if self.ids is None or not len(self.ids) else self.ids
+        )
         if len(names) != len(arrival):
             raise InputError(f"ids: {len(names)} names of {len(arrival)} requests")
         if not self.servers:

@@ -36,6 +36,19 @@ def test_simulate_check_and_verify(site: Cli) -> None:
     assert ran.code == 1 and "batch 0" in ran.out and "violations" in ran.out
 
 
+def test_a_router_of_the_current_folder(site: Cli) -> None:
+    """It is loaded as module:Class; a class without a method `route` is refused."""
+    Path("narrow_router.py").write_text(
+        "from optsched.serving import Decision\n"
+        "class Narrow:\n    def route(self, view):\n        return Decision(0, 0, 4)\n"
+        "class Empty: pass\n"
+    )
+    ran = site("serve-sim", "s.json", "--router", "narrow_router:Narrow", "--plan", "cold")
+    assert ran.code == 0 and "accuracy          70.3" in ran.out, ran.err
+    ran = site("serve-sim", "s.json", "--router", "narrow_router:Empty")
+    assert ran.code == 2 and "has no method route(view)" in ran.err
+
+
 def test_routers_side_by_side(site: Cli) -> None:
     """A file of points, and their front as a picture."""
     ran = site("serve-bench", "-o", "b.json", "--loads", "400x2,500", "--seeds", "2", "--seconds",
