@@ -387,7 +387,7 @@ class _Replay(Controller):
 
     def _fail(self, reason: str) -> None:
         """Raise `RequestsLost` with the names of the requests."""
-        open_ = np.flatnonzero(self.world.request["finish"] < 0)
+        open_ = np.flatnonzero(self.world.request["finish"] < 0).tolist()
         ids = [repr(self.scenario.ids[r]) for r in open_]
         raise RequestsLost(
             f"servers died ({', '.join(map(repr, self.died))}), {reason}; requests that are not "

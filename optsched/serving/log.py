@@ -13,7 +13,7 @@ from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, decode_document, lines, read_json, rows
 from optsched.io.values import integer
 from optsched.model.schedule import Arcs, Csr, Resource, Schedule
-from optsched.serving.fields import NS_PER_MS, POINTS, milliseconds
+from optsched.serving.fields import NS_PER_MS, milliseconds
 
 if TYPE_CHECKING:
     import os
@@ -57,37 +57,6 @@ class Summary(msgspec.Struct, frozen=True):
     completion: float | None
     decisions: int
 
-    @classmethod
-    def of(
-        cls,
-        scenario: Scenario,
-        latency: IntArray,
-        points: IntArray,
-        joules: float | None,
-        variance: tuple[float, float],
-        end: int,
-        decisions: int,
-    ) -> Summary:
-        """Compute from latencies (ns) and accuracies of completed requests, totals up to `end`."""
-        ascending = np.sort(latency) / NS_PER_MS
-        n, of, seconds = len(latency), scenario.n_requests, end / 1e9
-        idle = sum(one.idle_w for one in scenario.servers) * seconds
-        return cls(
-            completed=n,
-            mean_ms=float(ascending.mean()) if n else None,
-            sd_ms=float(ascending.std()) if n else None,
-            p50_ms=percentile(ascending, 50),
-            p99_ms=percentile(ascending, 99),
-            accuracy=float(points.mean()) / POINTS if n else None,
-            energy_j=joules,
-            dynamic_energy_j=None if joules is None else joules - idle,
-            gpu_variance=variance[0],
-            gpu_variance_sd=variance[1],
-            throughput_per_s=n / seconds if seconds else None,
-            completion=n / of if of else None,
-            decisions=decisions,
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class Log:
@@ -117,6 +86,22 @@ class Log:
     horizon: int | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
     wall_clock: bool = False
+
+    @classmethod
+    def read(cls, source: str | os.PathLike[str] | Mapping[str, Any], scenario: Scenario) -> Log:
+        """Read ``optsched.serving-log/1`` from a file or parsed JSON.
+
+        Raises
+        ------
+        InputError
+            With the path in the document, the rule and the value; also if the log is of a different
+            scenario, a name is unknown, or a time is out of range.
+        """
+
+        def read(tree: Any, name: str) -> Log:
+            return _log_of(scenario, decode_document(tree, _Document, FORMAT, name))
+
+        return read(source, "log") if isinstance(source, Mapping) else read_json(source, read)
 
     def to_json(self) -> bytes:
         """Return the document ``optsched.serving-log/1``."""
@@ -216,9 +201,7 @@ class _Batch(_Struct):
     requests: list[_Entry]
 
 
-class LogDocument(_Struct, kw_only=True):
-    """Fields of the document of a log, with names instead of indices."""
-
+class _Document(_Struct, kw_only=True):
     format: str
     wall_clock: bool = False
     horizon_ms: float | None = None
@@ -228,40 +211,13 @@ class LogDocument(_Struct, kw_only=True):
     provenance: dict[str, Any] = {}
 
 
-def log_document(given: Log | Mapping[str, Any] | str | os.PathLike[str]) -> LogDocument:
-    """Decode a log, its parsed JSON or its file, without resolving names; see `log_of`.
-
-    Raises
-    ------
-    InputError
-        With the path in the document, the rule and the value.
-    """
-    tree: Any = msgspec.json.decode(given.to_json()) if isinstance(given, Log) else given
-
-    def read(tree: Any, name: str) -> LogDocument:
-        return decode_document(tree, LogDocument, FORMAT, name)
-
-    return read(tree, "log") if isinstance(tree, Mapping) else read_json(tree, read)
-
-
-def check_scenario(scenario: Scenario, document: LogDocument) -> None:
-    """Refuse the log of a different scenario, with both hashes."""
+def _log_of(scenario: Scenario, document: _Document) -> Log:
+    """Convert a document: indices instead of names, ns instead of ms."""
     given = document.provenance.get("instance_sha256")
     if given is not None and given != scenario.sha256:
         raise InputError(
             f"the log is of another scenario: {given!s:.12}, this one is {scenario.sha256:.12}"
         )
-
-
-def log_of(scenario: Scenario, document: LogDocument) -> Log:
-    """Convert a document to a log: indices instead of names, ns instead of ms.
-
-    Raises
-    ------
-    InputError
-        It is of a different scenario, a name is unknown, or a time is out of range.
-    """
-    check_scenario(scenario, document)
     names: dict[str, Any] = {
         "server": {one.id: s for s, one in enumerate(scenario.servers)},
         "segment": range(scenario.n_segments),

@@ -1,4 +1,4 @@
-"""Independent check of logs: reads the document, shares no code with simulator and executor."""
+"""Independent check of logs: shares no code with simulator and executor."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import msgspec
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.serving.log import LogDocument, check_scenario, log_document, log_of
+from optsched.serving.log import Log
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
 
     from optsched.serving.fields import FloatArray
-    from optsched.serving.log import Log
     from optsched.serving.scenario import Scenario, Server
 
 SLACK: Final = 1  # ns
@@ -31,8 +30,8 @@ def check_log(
 ) -> list[str]:
     """Check that a log obeys the rules of its scenario and that its summary agrees.
 
-    All values are computed again from the document and the fields of the scenario. For logs of a
-    wall clock, durations of the model (batches, loads, links, router) and load are not checked.
+    All values are computed again from the rows of the log and the fields of the scenario. For logs
+    of a wall clock, durations of the model (batches, loads, links, router) are not checked.
 
     Parameters
     ----------
@@ -49,26 +48,23 @@ def check_log(
     Raises
     ------
     InputError
-        The document is malformed, or the log is of a different scenario.
+        The document is malformed, names what the scenario lacks, or is of a different scenario.
     """
-    document = log_document(log)
-    check_scenario(scenario, document)
-    try:
-        facts = _Facts(scenario, document)
-    except InputError as error:  # an unknown name, a time out of range
-        return [str(error)]
+    found = log if isinstance(log, Log) else Log.read(log, scenario)
+    if found.scenario.sha256 != scenario.sha256:
+        raise InputError("the log is of another scenario")
+    facts = _Facts(scenario, found)
     rules = [_instances, _memory, _batches, _completeness, _order, _fifo, _summary]
-    if not document.wall_clock:
+    if not found.wall_clock:
         rules += [_durations, _router]
     return [sentence for rule in rules for sentence in rule(facts)]
 
 
 class _Facts:
-    """The document as arrays: indices instead of names, ns instead of ms."""
+    """Columns of a log."""
 
-    def __init__(self, scenario: Scenario, document: LogDocument) -> None:
-        self.scenario, self.document = scenario, document
-        log = log_of(scenario, document)
+    def __init__(self, scenario: Scenario, log: Log) -> None:
+        self.scenario, self.log = scenario, log
         self.batch, self.instance = log.batches, log.instances.copy()
         self.instance["unload"][self.instance["unload"] < 0] = NEVER
         self.horizon = NEVER if log.horizon is None else log.horizon
@@ -102,7 +98,7 @@ class _Facts:
         exists = np.where(row >= 0, before["end"], np.where(k > 0, 0, self.scenario.arrival[r]))
         moved = np.zeros(len(k))
         link = self.scenario.link
-        if link is not None and not self.document.wall_clock:
+        if link is not None and not self.log.wall_clock:
             took = link.latency_ms + np.asarray(link.activation_mb, np.float64) * link.ms_per_mb
             away = (row >= 0) & (before["server"] != self.batch["server"][self.of])
             moved[away] = took[k[away] - 1, width[away]] * 1e6
@@ -141,7 +137,7 @@ def _ms(ns: float) -> str:
 def _instances(f: _Facts) -> Iterator[str]:
     """Loads take their time; an instance is unloaded after it is ready."""
     for i, (s, _, _, _, load, ready, unload) in enumerate(f.instance.tolist()):
-        least = 0.0 if f.document.wall_clock else (f.scenario.servers[s].load_ms or 0) * 1e6
+        least = 0.0 if f.log.wall_clock else (f.scenario.servers[s].load_ms or 0) * 1e6
         if ready - load < (0 if load == ready == 0 else least - SLACK):
             yield f"{f.the_instance(i)} is loaded from {_ms(load)} on, a load takes {_ms(least)}"
         if not ready <= unload:
@@ -197,7 +193,7 @@ def _completeness(f: _Facts) -> Iterator[str]:
     for (r, k), rows in again.items():
         yield f"{f.request(r)} runs segment {k} {len(rows)} times, in batches {str(rows)[1:-1]}"
     missing = f.times == 0
-    if f.document.horizon_ms is not None:
+    if f.log.horizon is not None:
         missing &= np.cumsum(f.times[:, ::-1], axis=1)[:, ::-1] > 0
     for r, k in np.argwhere(missing):
         yield f"{f.request(r)} never runs segment {k}"
@@ -298,15 +294,15 @@ def _router(f: _Facts) -> Iterator[str]:
 
 def _summary(f: _Facts) -> Iterator[str]:
     """The summary equals the values computed from the log."""
-    given = msgspec.structs.asdict(f.document.summary)
+    given = msgspec.structs.asdict(f.log.summary)
     row = np.flatnonzero((f.batch_of >= 0).all(axis=1))
     row = row[f.batch["end"][f.batch_of[row, -1]] <= f.horizon]
     finish = f.batch["end"][f.batch_of[row, -1]]
-    end = int(finish.max(initial=0)) if f.document.horizon_ms is None else f.horizon
+    end = int(finish.max(initial=0)) if f.log.horizon is None else f.horizon
     n, of, seconds = len(row), f.scenario.n_requests, end / 1e9
     joules: float | None
     joules, variance, spread = _integrals(f, end)
-    if f.document.wall_clock:  # energy is not measured; batches of dead servers are not in the log
+    if f.log.wall_clock:  # energy is not measured; batches of dead servers are not in the log
         joules, variance, spread = None, given["gpu_variance"], given["gpu_variance_sd"]
     idle = sum(one.idle_w for one in f.scenario.servers) * seconds
     found: dict[str, Any] = dict.fromkeys(given)
@@ -326,7 +322,7 @@ def _summary(f: _Facts) -> Iterator[str]:
             "accuracy": math.fsum(percent[tuple(digits.T)]) / n,
         }  # fmt: skip
     least = len(_blocks(f))
-    most = len(f.of) if f.document.horizon_ms is None and not f.document.wall_clock else 2**53
+    most = len(f.of) if f.log.horizon is None and not f.log.wall_clock else 2**53
     if most < 2**53 and f.scenario.link is None and (f.scenario.router_ms or 0) * 1e6 > 2 * SLACK:
         most = least  # decisions have different times
     found["decisions"] = max(least, min(given["decisions"], most))

@@ -183,12 +183,10 @@ class _Times(NamedTuple):
     """ns from start to end."""
 
 
-def plan_of(
-    scenario: Scenario, given: str | os.PathLike[str], time_limit: float = 10.0
-) -> Plan | None:
+def plan_of(scenario: Scenario, given: str | os.PathLike[str]) -> Plan | None:
     """Return the best plan for ``"auto"``, None for ``"cold"``, else the plan in a file."""
     if str(given) == "auto":
-        return plan_instances(scenario, time_limit=time_limit)
+        return plan_instances(scenario)
     return None if str(given) == "cold" else Plan.read(given, scenario)
 
 
@@ -359,7 +357,7 @@ def _waiting(
         for v in range(len(row)):  # also at a rate within the tolerance of integers
             pool = [flow[at] for at in flow if at[:2] == (s, k) and at[3] >= v]
             solver.Add(solver.Sum(pool) <= solver.Sum(list(row[v:])))
-        for v in np.flatnonzero(weight[k]):
+        for v in np.flatnonzero(weight[k]).tolist():
             steps = [solver.NumVar(0, 1, "") for _ in WAITING[1:]]
             solver.Add(solver.Sum(steps) <= solver.Sum(list(row[v:])))
             price = float(service[k, :, v].mean() * speed[s] / speed.sum() * weight[k, v])

@@ -281,8 +281,8 @@ class Fleet(VecEnv):
                 self._advance(e, alone=True)
         reward, done = self.episode["reward"].astype(np.float32), self.episode["done"] > 0
         end = np.where(done | self.paper, 1.0, 1 - np.exp(self.episode["ns"] / -HORIZON_NS))
-        for e in np.flatnonzero(done):
-            self._restart(int(e))
+        for e in np.flatnonzero(done).tolist():
+            self._restart(e)
         return self.seen.copy(), reward, end.astype(np.float32), self.reset_infos
 
     def _unsupported(self, *given: Any, **named: Any) -> Any:

@@ -294,7 +294,7 @@ FORMS: Final = (
     "marginal, policy:FILE.npz, WIDTH/SERVER/GROUP such as backlog:6ms/jsed/8, static:0,2,3,3/"
     "jsed/8 or random/random/0, module:Class, or the name of an installed router"
 )
-_SERVERS: Final = {
+_SERVERS: Final[dict[str, type[ServerRule]]] = {
     "random": Random, "round_robin": RoundRobin, "jsed": JSED, "power_of_two": PowerOfTwo
 }  # fmt: skip
 

@@ -12,8 +12,8 @@ from optsched.errors import InputError, InternalError
 from optsched.io.values import integer
 from optsched.serving import routers, world
 from optsched.serving.core import NEVER, Settings, new_core, pin
-from optsched.serving.fields import NS_PER_MS, milliseconds
-from optsched.serving.log import BATCH, ENTRY, INSTANCE, Log, Summary
+from optsched.serving.fields import NS_PER_MS, POINTS, milliseconds
+from optsched.serving.log import BATCH, ENTRY, INSTANCE, Log, Summary, percentile
 from optsched.serving.plan import SLOTS
 from optsched.serving.rules import external
 from optsched.serving.scenario import Scenario
@@ -117,7 +117,15 @@ def simulate(
         "plan": "cold" if plan is None else [list(row) for row in plan.instances],
         "settings": vars(settings or Settings()),
     }
-    return result(scenario, state, provenance, cut=horizon_ms is not None)
+    trace, request, history = state.trace[0], state.request, None
+    horizon = None if horizon_ms is None else int(trace["now"])
+    summary, cost = totals(scenario, state, horizon)
+    if log:
+        history = Log(
+            scenario, state.batch_row[: trace["batches"]], state.request_row[: trace["entries"]],
+            state.instance_row[: trace["instances"]], summary, horizon, provenance,
+        )  # fmt: skip
+    return Run(scenario, history, summary, cost, request["finish"], request["tuple"])
 
 
 def new_world(
@@ -202,19 +210,6 @@ def doubled(rows: Any) -> Any:
     return np.concatenate([rows, np.zeros(len(rows), rows.dtype)])
 
 
-def result(scenario: Scenario, state: World, provenance: dict[str, Any], *, cut: bool) -> Run:
-    """Build the run of a simulation that has stopped; `cut`: at its horizon."""
-    trace, request, history = state.trace[0], state.request, None
-    horizon = int(trace["now"]) if cut else None
-    summary, cost = totals(scenario, state, horizon)
-    if trace["logs"]:
-        history = Log(
-            scenario, state.batch_row[: trace["batches"]], state.request_row[: trace["entries"]],
-            state.instance_row[: trace["instances"]], summary, horizon, provenance,
-        )  # fmt: skip
-    return Run(scenario, history, summary, cost, request["finish"], request["tuple"])
-
-
 def totals(
     scenario: Scenario, state: World, horizon: int | None, *, energy: bool = True
 ) -> tuple[Summary, int]:
@@ -226,8 +221,22 @@ def totals(
     joules = float(state.core.server["energy"].sum())
     mean = float(trace["variance"]) / max(end, 1)
     spread = max(0.0, float(trace["variance_squared"]) / max(end, 1) - mean**2) ** 0.5
-    summary = Summary.of(
-        scenario, latency, points, joules if energy else None, (mean, spread), end,
-        int(trace["decisions"]),
-    )  # fmt: skip
+    ascending = np.sort(latency) / NS_PER_MS
+    n, of, seconds = len(latency), scenario.n_requests, end / 1e9
+    idle = sum(one.idle_w for one in scenario.servers) * seconds
+    summary = Summary(
+        completed=n,
+        mean_ms=float(ascending.mean()) if n else None,
+        sd_ms=float(ascending.std()) if n else None,
+        p50_ms=percentile(ascending, 50),
+        p99_ms=percentile(ascending, 99),
+        accuracy=float(points.mean()) / POINTS if n else None,
+        energy_j=joules if energy else None,
+        dynamic_energy_j=joules - idle if energy else None,
+        gpu_variance=mean,
+        gpu_variance_sd=spread,
+        throughput_per_s=n / seconds if seconds else None,
+        completion=n / of if of else None,
+        decisions=int(trace["decisions"]),
+    )
     return summary, scenario.price(latency, points, joules)

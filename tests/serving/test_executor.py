@@ -19,7 +19,7 @@ import optsched
 from optsched.errors import InputError
 from optsched.io.strict_json import parse
 from optsched.serving import core
-from optsched.serving.log import log_document, log_of
+from optsched.serving.log import Log
 from optsched.serving.log_check import check_log
 from optsched.serving.plan import Plan
 from optsched.serving.routers import (
@@ -153,9 +153,8 @@ def test_scores_are_those_of_the_whole_network() -> None:
     assert (run.summary.completed, run.summary.energy_j) == (60, None)
     expected = direct(scenario, run, images)
     torch.testing.assert_close(run.outputs, expected, atol=1e-4, rtol=0)
-    document = log_document(parse(run.log.to_json().decode(), "log"))
-    assert document.wall_clock
-    assert log_of(scenario, document).summary == run.summary
+    again = Log.read(parse(run.log.to_json().decode(), "log"), scenario)
+    assert again.wall_clock and again.summary == run.summary
     assert optsched.verify(run.schedule) == []
     right = 100 * int((expected.argmax(1) == labels).sum()) / 60  # of outputs, not of the table
     assert run.accuracy(labels) == pytest.approx(right)

@@ -13,7 +13,7 @@ from serving_cases import GONE, document, mutated, plain, random_scenario, resid
 
 from optsched.errors import InputError
 from optsched.serving.accuracy import additive, nearest
-from optsched.serving.log import log_document, log_of
+from optsched.serving.log import Log
 from optsched.serving.routers import JSED, Router, Static
 from optsched.serving.scenario import Contention, Link, Scenario, Server, to_json
 from optsched.serving.simulator import simulate
@@ -47,7 +47,7 @@ def test_round_trips(seed: int, tmp_path: Path) -> None:
     run = simulate(scenario, router, plan=plan, seed=seed, horizon_ms=(None, 3.0)[seed % 2])
     assert run.log is not None
     path.write_bytes(run.log.to_json())
-    log = log_of(again, log_document(path))
+    log = Log.read(path, again)
     assert log.to_json() == run.log.to_json()
     assert log.schedule().same_graph(run.schedule)
 
@@ -101,6 +101,7 @@ def test_hostile_scenarios(edits: dict[str, Any], says: str, tmp_path: Path) -> 
     ("edits", "says"),
     [
         ({"batches.0.instance": 2**70}, "batches[0].instance: expected an integer"),
+        ({"batches.0.instance": 70}, "batches[0]: server 'b' has no instance 70"),
         ({"batches.0.segment": 2}, "batches[0].segment: there is no 2"),
         ({"instances.0.server": 0}, "instances[0].server: there is no 0"),
         ({"batches.0.requests.0.id": "7"}, "batches[0].requests[0].id: there is no '7'"),
@@ -118,7 +119,7 @@ def test_hostile_scenarios(edits: dict[str, Any], says: str, tmp_path: Path) -> 
 def test_hostile_logs(edits: dict[str, Any], says: str) -> None:
     """Each is refused with its place and the value."""
     with pytest.raises(InputError) as caught:
-        log_of(PROBLEM, log_document(mutated(LOG, edits)))
+        Log.read(mutated(LOG, edits), PROBLEM)
     assert says in str(caught.value), caught.value
 
 
