@@ -84,46 +84,57 @@ def carlier(
     >>> found.value, found.order.tolist()
     (13, [1, 2, 0])
     """
-    value, bound, order, _ = carlier_search(head, duration, tail, node_limit)
+    n = len(head)
+    rows = min(node_limit, 4 * n + 64) + 2  # depth first: a node leaves, two come
+    nodes, bounds_of, order = (
+        np.empty((2, rows * n), np.int64),
+        np.zeros(rows, np.int64),
+        np.arange(n),
+    )
+    nodes[0, :n], nodes[1, :n] = head, duration - tail
+    value, bound = carlier_search(
+        head, duration, tail, nodes[0], nodes[1], bounds_of, order, np.empty((2, n), np.int64),
+        node_limit,
+    )  # fmt: skip
     return OneMachine(int(value), int(bound), order, bool(value == bound))
 
 
-@helper(INT, INTS, READ, INTS, INTS, INTS, types.boolean)
-def _sequence(head, duration, urgency, left, order, preempt):  # type: ignore[no-untyped-def]
-    """Value (at least 0) of Schrage's schedule, or with `preempt` of Jackson's.
+@helper(counted=False)
+def _sequence(heads, urgencies, at, duration, scratch, preempt):  # type: ignore[no-untyped-def]
+    """Value (at least 0) of Schrage's schedule of the node at `at`, or with `preempt` of Jackson's.
 
     Schrage: whenever the machine is free it takes the released job of longest delivery time, which
     is an upper bound; Jackson also interrupts a job when a more urgent one is released, which is a
-    lower bound. `urgency` is duration - tail, `left` scratch; Schrage's order goes to `order`.
+    lower bound. Rows of `scratch`: processing time left (-1: done), and the order of completion.
     """
-    n, done, now, value = len(head), 0, 0, 0
+    n, done, now, value = len(duration), 0, 0, 0
     for i in range(n):
-        left[i] = duration[i]
-    while done < n:  # invariant: left[i] of job i is to be done from `now` on; -1: done
+        scratch[0, i] = duration[i]
+    while done < n:
         best, release = -1, _FAR
         for i in range(n):
-            if left[i] < 0:
+            if scratch[0, i] < 0:
                 continue
-            if head[i] > now:
-                release = min(release, head[i])
-            elif best < 0 or urgency[i] < urgency[best]:
+            if heads[at + i] > now:
+                release = min(release, heads[at + i])
+            elif best < 0 or urgencies[at + i] < urgencies[at + best]:
                 best = i
         if best < 0:
             now = release
             continue
-        run = min(left[best], release - now) if preempt else left[best]
+        run = min(scratch[0, best], release - now) if preempt else scratch[0, best]
         now += run
-        left[best] -= run
-        if left[best] == 0:
-            left[best] = -1
-            order[done] = best
+        scratch[0, best] -= run
+        if scratch[0, best] == 0:
+            scratch[0, best] = -1
+            scratch[1, done] = best
             done += 1
-            value = max(value, now - urgency[best])
+            value = max(value, now - urgencies[at + best])
     return value
 
 
-@helper(types.Tuple((INT, INT)), INTS, INTS, READ, INTS)
-def _interference(order, head, duration, urgency):  # type: ignore[no-untyped-def]
+@helper(counted=False)
+def _interference(heads, urgencies, at, duration, scratch):  # type: ignore[no-untyped-def]
     """Places (c, p) of the interference job and the critical job in Schrage's order; c = -1: none.
 
     Without one the order is optimal: its critical block begins with its earliest head, and ends
@@ -131,74 +142,78 @@ def _interference(order, head, duration, urgency):  # type: ignore[no-untyped-de
     """
     now, value = 0, -_FAR
     begin = critical_begin = critical = 0
-    for k in range(len(order)):
-        i = order[k]
-        if head[i] > now:
+    for k in range(len(duration)):
+        i = scratch[1, k]
+        if heads[at + i] > now:
             begin = k  # the machine idles before i
-            now = head[i]
+            now = heads[at + i]
         now += duration[i]
-        if now - urgency[i] > value:
-            value = now - urgency[i]
+        if now - urgencies[at + i] > value:
+            value = now - urgencies[at + i]
             critical, critical_begin = k, begin
     for k in range(critical - 1, critical_begin - 1, -1):
-        if urgency[order[k]] > urgency[order[critical]]:
+        if urgencies[at + scratch[1, k]] > urgencies[at + scratch[1, critical]]:
             return k, critical
     return -1, critical
 
 
-@entry(types.Tuple((INT, INT, INTS, INT)), READ, READ, READ, INT)
-def carlier_search(head, duration, tail, node_limit):  # type: ignore[no-untyped-def]
-    """Returns (value, lower bound, order, nodes); see `carlier`.
+@entry(
+    types.Tuple((INT, INT)), READ, READ, READ, INTS, INTS, INTS, INTS,
+    types.Array(types.int64, 2, "C"), INT, counted=False,
+)  # fmt: skip
+def carlier_search(  # type: ignore[no-untyped-def]
+    head, duration, tail, heads, urgencies, bounds_of, best_order, scratch, node_limit
+):
+    """Returns (value, lower bound); see `carlier`.
 
-    A node is a problem with later heads and longer tails. On the critical path of its Schrage
-    schedule the interference job c goes before or behind the critical set: two children.
+    A node is a problem with later heads and shorter urgencies (duration - tail), n numbers each
+    from place n * row on. On the critical path of its Schrage schedule the interference job c goes
+    before or behind the critical set: two children. Row 0 is the given problem.
     """
     n = len(head)
-    rows = min(node_limit, 4 * n + 64) + 2  # depth first: a node leaves, two come
-    heads, urgencies = np.empty((rows, n), np.int64), np.empty((rows, n), np.int64)
-    bound_of = np.zeros(rows, np.int64)
-    left, order, best_order = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
-    for i in range(n):
-        heads[0, i], urgencies[0, i], best_order[i] = head[i], duration[i] - tail[i], i
     n_open, nodes, best = 1, 0, _FAR
     # invariant: an optimal schedule has value `best`, or is one of an open node below `best`;
-    # bound_of of an open node is a lower bound of it
-    while 0 < n_open < rows - 1 and nodes < node_limit:
+    # bounds_of an open node is a lower bound of it
+    while 0 < n_open < len(bounds_of) - 1 and nodes < node_limit:
         nodes += 1
-        at = n_open - 1
         n_open -= 1
-        r, u = heads[at], urgencies[at]
-        bound = max(bound_of[at], _sequence(r, duration, u, left, order, True))
+        at = n * n_open
+        bound = max(
+            bounds_of[n_open], _sequence(heads, urgencies, at, duration, scratch, True)
+        )  # fmt: skip
         if bound >= best:
             continue
-        _sequence(r, duration, u, left, order, False)
+        _sequence(heads, urgencies, at, duration, scratch, False)
         now = value = 0  # of this order by the given data
         for k in range(n):
-            i = order[k]
+            i = scratch[1, k]
             now = max(now, head[i])
             value = max(value, now + tail[i])
             now += duration[i]
         if value < best:
             best = value
-            best_order[:] = order
-        c, p = _interference(order, r, duration, u)
+            for k in range(n):
+                best_order[k] = scratch[1, k]
+        c, p = _interference(heads, urgencies, at, duration, scratch)
         if c < 0 or bound >= best:
             continue
-        least, work, last = r[order[p]], 0, u[order[p]]
+        last = urgencies[at + scratch[1, p]]
+        least, work = heads[at + scratch[1, p]], 0
         for k in range(c + 1, p + 1):
-            work += duration[order[k]]
-            least = min(least, r[order[k]])
-        c = order[c]
-        before_u, behind_r = min(u[c], last - work), max(r[c], least + work)
+            work += duration[scratch[1, k]]
+            least = min(least, heads[at + scratch[1, k]])
+        c = scratch[1, c]
+        before_u, behind_r = min(urgencies[at + c], last - work), max(heads[at + c], least + work)
         bound = max(bound, least + work - last)
-        before = max(bound, work + duration[c] + min(r[c], least) - max(last, before_u))
-        behind = max(bound, least + work + duration[c] - max(last, u[c]))
+        before = work + duration[c] + min(heads[at + c], least) - max(last, before_u)
+        behind = least + work + duration[c] - max(last, urgencies[at + c])
         up = 1 if before <= behind else 0  # the child of the smaller bound is on top
-        heads[at + 1], urgencies[at + 1] = r, u
-        urgencies[at + up, c], heads[at + 1 - up, c] = before_u, behind_r
-        bound_of[at + up], bound_of[at + 1 - up] = before, behind
+        for i in range(n):
+            heads[at + n + i], urgencies[at + n + i] = heads[at + i], urgencies[at + i]
+        urgencies[at + n * up + c], heads[at + n * (1 - up) + c] = before_u, behind_r
+        bounds_of[n_open + up], bounds_of[n_open + 1 - up] = max(bound, before), max(bound, behind)
         n_open += 2
     lower = best
     for k in range(n_open):
-        lower = min(lower, bound_of[k])
-    return best, lower, best_order, nodes
+        lower = min(lower, bounds_of[k])
+    return best, lower
