@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rolling_problems import circular_orders, random_orders
 
-from optsched import CyclicOrder, InputError, JobArray, Resource, Schedule
+from optsched import CyclicOrder, JobArray, Resource, Schedule
 from optsched.analysis.iterations import job_reports
 from optsched.analysis.rolling import rolling
 from optsched.analysis.unroll import unroll
@@ -106,17 +105,6 @@ def test_nothing_can_begin_later() -> None:
     for i in set(range(12)) - ends:
         assert spare[arcs.tail == i].min() == 0
     assert job_reports(plan)[0].latency < plan.period
-
-
-def test_orders_may_be_plain_lists() -> None:
-    """And what are none is refused in a sentence."""
-    array = JobArray([[1, 1]], [[2, 2]], objective="period")
-    graph, orders = array.graph(), [[0, 3], [1, 2]]
-    assert rolling(graph, orders).period == rolling(graph, Csr.of(orders)).period == 6
-    assert cycle_time(graph, orders).period == array.evaluate_orders(orders) == 6
-    for wrong in (3, [0, 3], [["a"]], [[0, 3]]):
-        with pytest.raises(InputError, match=r"expected (a list|2 rows|an integer)"):
-            rolling(graph, wrong)  # type: ignore[arg-type]
 
 
 @given(st.randoms(use_true_random=False))

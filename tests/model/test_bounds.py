@@ -205,14 +205,6 @@ def test_infeasibility_names_operation_and_numbers() -> None:
     assert bounds.infeasibility(one(acquire=5)) == ""  # type: ignore[arg-type]
 
 
-def test_the_makespans_bound_is_none_of_the_period() -> None:
-    """The makespan's bound of two equal jobs is 6; as a period 4 is possible."""
-    array = ones(0, objective="period")
-    assert array.bounds() == {"load": 4, "chain": 4, "lap": 0, "energy": 0}
-    assert array.lower_bound() == 4
-    assert array.with_objective("makespan").lower_bound() >= 5
-
-
 def test_the_bound_of_a_choice_holds_for_every_choice() -> None:
     """Times without recomputation, bytes with it."""
     array = JobArray(

@@ -242,24 +242,6 @@ def test_huge_offsets_are_exact() -> None:
     assert ("precedence", (0, 1), None, held) in facts(verify(backwards))
 
 
-def test_unroll_counts_iterations_over_the_copies_of_a_job() -> None:
-    """With two copies of a job a cycle, iteration numbers go up by two."""
-    plan = Schedule(
-        resources=(Resource("gpu0"),),
-        duration=np.array([2, 2]),
-        op_resources=Csr.of([[0], [0]]),
-        iteration=np.array([0, 1]),
-        offset=np.array([0, 1]),
-        period=10,
-        sequences=Csr.of([[1, 0]]),
-        start=np.array([5, 0]),
-    )
-    flat = unroll(plan, 3)
-    assert flat.start.tolist() == [5, 15, 10, 25, 20]
-    assert flat.iteration.tolist() == [0, 2, 1, 4, 3]
-    assert flat.sequences == Csr.of([[0, 2, 1, 4, 3]])
-
-
 @given(periodic_schedules(), st.integers(1, 4))
 def test_unroll_repeats_everything(plan: Schedule, cycles: int) -> None:
     """Every operation is there once a cycle from its offset on, with its own iteration number."""

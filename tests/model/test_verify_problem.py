@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from oracles.best_quota import quota_problems
 
 import optsched
 from optsched import JobArray, JobShop, Objective, Schedule, verify
-from optsched.errors import InputError
 from optsched.model.difference import difference
 from optsched.model.schedule import Arcs
 
@@ -135,13 +134,6 @@ def test_bounds_of_another_document_are_no_bounds() -> None:
     claim = schedule.objective._replace(lower_bound=None, status="feasible")  # type: ignore[union-attr]
     bare = schedule.with_orders(schedule.sequences, schedule.start, claim)  # type: ignore[arg-type]
     assert verify(bare, CHOOSING) == []
-
-
-def test_what_is_no_problem_is_refused() -> None:
-    """A file's name is none either."""
-    nothing: Any = "shop.txt"
-    with pytest.raises(InputError, match="problem: expected a JobShop"):
-        verify(solved(SHOP), nothing)
 
 
 # on the command line
