@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from depth import seeds
 
-from optsched.model.bounds import jackson_preemptive
 from optsched_solvers.shop.proof.propagation import (
     DEADLINE,
     HEAD,
@@ -151,21 +150,3 @@ def test_against_the_definition(seed: int) -> None:
     most = [max(a, b) for a, b in zip(least, not_first_by_definition(given), strict=True)]
     for new, low, high, old in zip(found.tolist(), least, most, head, strict=True):
         assert old <= low <= new <= high, (given, found)
-
-
-@seeds(60, 300)
-def test_overload_is_jackson(seed: int) -> None:
-    """Refuted whenever Jackson's preemptive schedule is late."""
-    head, duration, deadline = windows(Random(seed))
-    last = max(deadline)
-    tail = [p + last - d for p, d in zip(duration, deadline, strict=True)]
-    late = jackson_preemptive(head, duration, tail) > last
-    if late:
-        assert raise_heads(np.array(head), np.array(duration), np.array(deadline)) is None
-
-
-def test_textbook() -> None:
-    """Carlier & Pinson's kind of example: the long one cannot come before or between the others."""
-    head, duration, deadline = np.array([0, 1, 2]), np.array([6, 2, 2]), np.array([20, 6, 6])
-    found = raise_heads(head, duration, deadline)
-    assert found is not None and found.tolist() == [5, 1, 2]

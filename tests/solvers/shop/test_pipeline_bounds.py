@@ -187,21 +187,6 @@ def test_states_give_the_best_of_all_orders() -> None:
     assert min(seen.values()) > 50
 
 
-def test_slices_do_not_matter() -> None:
-    """Three states at a time or all at once."""
-    graph = pipeline(5, 6, 4).graph()
-    for relaxation in relaxations(graph):
-        for deadline in range(0, 200, 7):
-            whole = np.empty(relaxation.states, np.int64)
-            cut = np.empty(relaxation.states, np.int64)
-            expected = Probe(relaxation, deadline, whole).advance(relaxation.states)
-            probe, answer = Probe(relaxation, deadline, cut), None
-            while answer is None:
-                answer = probe.advance(3)
-            assert answer == expected
-            assert (whole == cut).all()
-
-
 def test_proportionate_flow_shop_is_solved() -> None:
     """Sum of all times + (machines - 1) x longest, in any order."""
     for seed in range(20):
@@ -269,28 +254,6 @@ def test_thirty_jobs_on_sixteen_stages() -> None:
     assert [e.lower_bound for e in again.history] == [e.lower_bound for e in monitor.history]
 
 
-def test_improve_stops() -> None:
-    """A user, the clock and the number of deadlines."""
-    graph = pipeline(5, 6, 4).graph()
-    stopped = Monitor(Limits(time_limit=600))
-    stopped.stop()
-    improve(graph, stopped)
-    assert stopped.lower_bound is None
-    assert improve(graph, Monitor(Limits(time_limit=600)), iterations=3) == 3
-
-
-def test_improve_proves_an_incumbent() -> None:
-    """The first deadline below the incumbent is refuted."""
-    array = JobArray([[1] * 4] * 8 + [[30] * 4], [[1] * 4] * 8 + [[30] * 4])
-    result = optsched.solve(array, solver="cpsat", time_limit=600)
-    monitor = Monitor(Limits(time_limit=600))
-    assert result.schedule is not None
-    assert result.schedule.sequences is not None
-    monitor.incumbent(result.schedule.sequences, result.schedule.makespan)
-    improve(array.graph(), monitor)
-    assert monitor.proved
-
-
 def test_memory_in_which_nothing_fits() -> None:
     """No deadline is ever met; that must not grow for ever."""
     graph = JobArray([[1, 1]] * 2, [[1, 1]] * 2, activation=3, memory=2).graph()
@@ -328,13 +291,3 @@ def test_routes_of_an_array() -> None:
     assert routes.lag.tolist() == [[7, 0, 8]] * 4
     twice = routes.reversed().reversed()
     assert all((a == b).all() for a, b in zip(routes, twice, strict=True))
-
-
-def test_recomputation_beside_the_chain_counts() -> None:
-    """As a lag between F and B of the last stage."""
-    array = JobArray(
-        [[1, 2]] * 2, [[3, 4]] * 2, recompute=5, recompute_as_block=True, recompute_mode="always"
-    )
-    routes = common_routes(array.graph())
-    assert routes is not None
-    assert routes.lag.tolist() == [[0, 5, 0]] * 2

@@ -10,20 +10,17 @@ import numpy as np
 import pytest
 from depth import seeds
 from random_shops import random_shop
-from test_neighbourhoods import shop, started
+from test_neighbourhoods import shop
 
 import optsched
 from optsched import InputError, JobArray, JobShop, UnsupportedProblem, verify
-from optsched.model.graph import evaluate
 from optsched.model.schedule import NO_DEADLINE
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing.brute_force import best_makespan
 from optsched.testing.random_problems import random_array, random_graph
-from optsched_solvers.shop.rules import order_of
 from optsched_solvers.shop.tabu import solver as tabu
 from optsched_solvers.shop.tabu.solver import Tabu
-from optsched_solvers.shop.tabu.walk import Walk
 
 FT10 = Path(__file__).parents[3] / "instances" / "jobshop" / "ft10.txt"
 
@@ -131,26 +128,6 @@ def test_a_target_ends_the_run_at_the_first_schedule_that_meets_it(
     assert found[0].objective is not None and 951 < found[0].objective <= 1000
 
 
-def test_better_schedules_of_others_become_elites() -> None:
-    """Under a time limit the pool takes what another engine reports."""
-    problem = shop(Random(12), 8, 6)
-    graph = problem.graph()
-    sequences = started(graph)
-    assert sequences is not None
-    walk = Walk(graph, 4)
-    walk.load(order_of(graph, sequences))
-    walk.run(20_000)
-    better, value = walk.best_sequences(), walk.best
-    limits = Limits(time_limit=600.0)
-    monitor = Monitor(limits)
-    monitor.incumbent(sequences, evaluate(graph, sequences).makespan, "rule")
-    search = tabu._Search(graph, limits, monitor, 8, 500)
-    assert search.take_over()
-    monitor.incumbent(better, value, "another engine")
-    assert search.explore(search.elites.best.order, 500)
-    assert value in [elite.value for elite in search.elites.members]
-
-
 def test_nothing_to_order() -> None:
     """No operation, one operation, one chain: the walk has no move, the run still ends."""
     for problem in (JobShop([[(0, 3)]]), JobShop([[(0, 3), (1, 2), (0, 1)]])):
@@ -165,11 +142,3 @@ def test_nothing_to_order() -> None:
     monitor = Monitor(Limits(iterations=10_000))  # walks that are stuck at once cost steps too
     Tabu().solve(JobShop([[(0, 3), (1, 2)]]), monitor.limits, monitor)
     assert monitor.objective == 5 and monitor.iteration >= 10_000
-
-
-def test_a_pool_that_is_never_full() -> None:
-    """So many elites cannot be found, let alone counted, before the limit."""
-    result = optsched.solve(
-        JobShop.read(FT10), "tabu", iterations=2000, options={"elites": 10**9, "patience": 10}
-    )  # fmt: skip
-    assert result.objective is not None
