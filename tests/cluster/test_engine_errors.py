@@ -187,7 +187,7 @@ def test_arguments(arguments: dict[str, Any], told: str) -> None:
         (lambda: Nodes.of(5), "nodes"),  # type: ignore[arg-type]
         (lambda: Nodes.of([1, True]), r"nodes\[1\]"),
         (lambda: Nodes.of([1, 1], names=["a"]), "1 names for 2 nodes"),
-        (lambda: Nodes.of([1, 1], names=["a", "a"]), '"a" is there twice'),
+        (lambda: Nodes.of([1, 1], names=["a", "a"]), '"a" appears twice'),
         (lambda: NodeChange(-1, 0, "add"), "time"),
         (lambda: NodeChange(0, -1, "add"), "node"),
         (lambda: NodeChange(0, 0, "lose"), "add, drain, remove"),  # type: ignore[arg-type]

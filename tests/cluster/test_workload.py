@@ -127,6 +127,7 @@ def plain(**changes: Any) -> Job:
         ({"speedup": None}, "speedup: expected Linear"),
         ({"passes": 10**7}, "less than one unit of work"),
         ({"curve": 1}, "expected a Curve"),
+        ({"passes": 2**64}, r'job "a": passes: expected an integer in 1'),
         ({"priority": 0}, r"priority: expected an integer in 1\.\.99"),
         ({"weight": 0}, "weight: expected a finite number > 0"),
         ({"group": None}, "group: expected a string"),

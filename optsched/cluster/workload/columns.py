@@ -151,7 +151,13 @@ def column(key: str, given: Any, names: Sequence[str]) -> npt.NDArray[Any]:
         exact = {int, float} if rule.type is float else {rule.type}
         if not set(map(type, given)) <= exact:
             given = [value(i, one) for i, one in enumerate(given)]
-    array = _flat(key, given, rule.type)
+    try:
+        array = _flat(key, given, rule.type)
+    except InputError:
+        if isinstance(given, list) and rule.type is not str:  # an integer of more than 64 bits
+            for i, one in enumerate(given):
+                value(i, one)
+        raise
     if len(array) != len(names):
         raise InputError(f"{key}: expected {len(names)} values, one per job, got {len(array)}")
     if rule.least > -math.inf:

@@ -6,20 +6,20 @@ import re
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import msgspec
 import numpy as np
 
 from optsched.cluster.workload.columns import COLUMNS
-from optsched.cluster.workload.job import MOST_WORK, PER_SECOND, ascending
+from optsched.cluster.workload.job import CONTROL, MOST_WORK, PER_SECOND, ascending
 from optsched.cluster.workload.speedup import MOST_GPUS, Linear
 from optsched.cluster.workload.workload import Workload, numbered, sized
 from optsched.errors import InputError
 from optsched.io.csv_rows import check_header, csv_rows, csv_text
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import MAX_INTEGER, format_json, without_collector
-from optsched.io.values import file_label, format_value, integer, one_of
+from optsched.io.values import MAX_NAME, file_label, format_value, integer, one_of
 from optsched.model.schedule import TIME_UNITS
 
 if TYPE_CHECKING:
@@ -42,7 +42,12 @@ _VALUES: Final = ("priority", "weight", "preemptible", "passes", "cpus_per_gpu",
                   "memory_per_gpu_gb")  # fmt: skip
 """Columns of a workload by the same name."""
 _WHOLE: Final = "whole GPUs in 0..2^24 (jobs that share a GPU: see optsched workload)"
-_CELLS: Final = {int: "a whole number", float: "a number", bool: "true, false, 1 or 0"}
+_CELLS: Final[dict[type, tuple[Any, str]]] = {
+    int: (list[Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]], "a whole number"),
+    float: (list[float], "a number"),
+    bool: (list[bool], "true, false, 1 or 0"),
+}
+"""Types of columns, and what a message expects."""
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,40}(?:\.[0-9]{0,40})?(?:[eE][+-]?[0-9]{1,3})?")
 _MOST_SIZES: Final = 2**22  # of all rows
 
@@ -193,6 +198,10 @@ class _Table:
         self.columns: dict[str, Sequence[str]] = dict(
             zip(header, zip(*(cells for _, cells in rows), strict=True), strict=True)
         )
+        for key in ("job_id", "type", "group", "template"):
+            for i, cell in enumerate(self.texts(key)):
+                if len(cell) > MAX_NAME or CONTROL.search(cell):
+                    self.expected(i, key, f"up to {MAX_NAME} characters without control characters")
         first: dict[str, int] = {}
         for i, name in enumerate(self.columns["job_id"]):
             if (known_at := first.setdefault(name, i)) != i or not name:
@@ -237,13 +246,13 @@ class _Table:
         if column is None:
             return np.full(len(self.places), default)
         cells = column if default is None else [cell or default for cell in column]
-        cells_type: Any = list[kind]  # type: ignore[valid-type]
+        cells_type, what = _CELLS[kind]
         try:
             return np.array(msgspec.convert(cells, cells_type, strict=False))
         except msgspec.ValidationError as error:
             at = re.search(r"\$\[(\d+)\]", str(error))
             assert at is not None
-            self.expected(int(at[1]), key, _WHOLE if key == "num_gpus" else _CELLS[kind])
+            self.expected(int(at[1]), key, _WHOLE if key == "num_gpus" else what)
 
     def times(self, key: str, time_unit: str, least: int) -> IntArray:
         """Whole times >= least in a unit, of a column in seconds."""
