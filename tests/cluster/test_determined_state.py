@@ -42,6 +42,7 @@ WAITING = State(
         (lambda: Task("t", 1, submitted=float("nan")), "task t: submitted: expected a number"),
         (lambda: Task("t", 1, position=2**60), "position"),
         (lambda: Task("t", 1, blocked="n"), "blocked: expected names"),  # type: ignore[arg-type]
+        (lambda: Task("t", 1, blocked={"n": 1}), "blocked: expected names"),  # type: ignore[arg-type]
         (lambda: Task("t", 1, allocation=["n"]), "expected {agent: slots}"),  # type: ignore[arg-type]
         (lambda: Task("t", 1, allocation={"n": 2}), "holds 2 slots, but requests 1"),
         (lambda: State("n"), "agents: expected a list of Agents"),  # type: ignore[arg-type]

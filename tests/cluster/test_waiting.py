@@ -127,3 +127,16 @@ def test_a_cluster_that_shrinks_tells_why_it_stalls() -> None:
     jobs = [Job(name="wide", sizes=(4,), work=9 * WORK, submit=5)]
     with pytest.raises(Stalled, match=r"wide .the first needs 4 GPUs, the nodes .* have 2"):
         simulate(jobs, "fifo", Nodes(2, gpus=2), changes=[NodeChange(1, 0, "remove")])
+
+
+def test_free_gpus_of_another_type_or_without_cpus_do_not_count() -> None:
+    """The job waits for room: of its type, or of CPUs."""
+    jobs = [
+        Job(name="old", sizes=(4,), work=400 * WORK, speeds={"A100": 0}),
+        Job(name="new", submit=1, sizes=(2,), work=WORK, speeds={"A100": 0}),
+    ]
+    run = simulate(jobs, "fifo", Nodes.parse("1x8:A100,1x4:V100"))
+    assert run.waiting(5) == {"new": (Why.ROOM, "needs 2 GPUs, 0 are free")}
+    jobs = [Job(name=x, sizes=(1,), work=9 * WORK, cpus_per_gpu=60) for x in ("old", "new")]
+    run = simulate(jobs, "fifo", Nodes(1, gpus=8, cpus=96))
+    assert run.waiting(5) == {"new": (Why.ROOM, "needs 1 GPU, 0 are free")}

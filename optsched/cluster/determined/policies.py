@@ -84,9 +84,8 @@ class Scheduler:
     def decide(self, view: ClusterView) -> Decision:
         """Start and release jobs now."""
         quota = np.where(view.running & (view.gpus == 0), -1, view.gpus)
-        zero_slot = any(kind.slots == 0 for kind in self._jobs(view).tasks.kinds)
         # then no job starts, and none is released, before slots are free
-        waits = not (self.preemption or self.variant == "docs" or zero_slot)
+        waits = not (self.preemption or self.variant == "docs" or self._zero_slot(view))
         if view.running.all() or (waits and not view.free.any()):
             return Decision(quota)
         agents, tasks = self._table(view)
@@ -129,6 +128,9 @@ class Scheduler:
             rank, tasks.first = by_hash([f"n{a}" for a in range(len(sizes))], w.names)
             self._known = _Known(w, sizes, tasks, rank)
         return self._known
+
+    def _zero_slot(self, view: ClusterView) -> bool:
+        return any(kind.slots == 0 for kind in self._jobs(view).tasks.kinds)
 
     def _tasks(self, w: Workload, sizes: list[int]) -> Tasks:
         """All jobs of a workload, on idle nodes of these GPUs; `first` is not filled."""
@@ -173,8 +175,10 @@ class Scheduler:
             return list(zip(nodes, counts, strict=True))
 
         n = len(view.capacity)
-        used = np.bincount(view.held_node, view.held_count, n).astype(np.int64)
-        busy = np.bincount(view.held_node, view.held_count == 0, n).astype(np.int64)
+        used, busy = np.zeros((2, n), np.int64)
+        if (view.capacity == 0).any() or self._zero_slot(view):  # what jobs hold is slow to read
+            used = np.bincount(view.held_node, view.held_count, n).astype(np.int64)
+            busy = np.bincount(view.held_node, view.held_count == 0, n).astype(np.int64)
         units = view.zero_free if len(view.zero_free) else np.full(n, _UNITS)
         # a node without GPUs still takes zero-slot tasks
         takes_work = (view.capacity > 0) | ((units > 0) & (len(view.zero_free) > 0))

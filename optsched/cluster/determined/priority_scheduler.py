@@ -77,9 +77,10 @@ class _Walk:
         if not self.released:
             self.start += begun
             self.backfilled += begun if self.blocked else []
-        misfits = rows[~np.isin(rows, [*placed])]
-        self.blocked = self.blocked or len(misfits) > 0
-        for i in misfits.tolist() if self.preemption else ():
+        self.blocked = self.blocked or len(placed) < len(rows)
+        if not self.preemption or len(placed) == len(rows):
+            return
+        for i in rows[~np.isin(rows, [*placed])].tolist():
             if self.hopeless[self.tasks.kind[i]] or place_each(self.agents, self.tasks, [i]):
                 continue
             self._release_for(i)

@@ -239,7 +239,7 @@ def distinct(place: str, given: Any, kind: type[T]) -> tuple[T, ...]:
 
 
 def _listed(place: str, given: Any, what: str) -> Any:
-    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
+    if isinstance(given, (str, bytes, Mapping)) or not hasattr(given, "__iter__"):
         raise InputError(f"{place}: expected {what}, got {format_value(given)}")
     return given
 

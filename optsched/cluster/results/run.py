@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import NodeChange, Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.log import Log
-    from optsched.cluster.world.policy import ClusterView
+    from optsched.cluster.world.policy import ClusterView, FloatArray
     from optsched.cluster.world.settings import Settings
     from optsched.cluster.world.start import Start
     from optsched.model.schedule import IntArray, Schedule
@@ -126,20 +126,20 @@ def _reasons(
     # stays that a Ctrl-C left open end with the log
     last = (log.end == finish) & (now >= finish) & ~ended[log.job]
     stays = np.flatnonzero((log.start <= now) & ((log.end > now) | last))
-    taken = log.gpus[stays]
-    if log.partner is not None:
-        taken = np.where(np.isin(log.partner[stays], stays), 0, taken)  # its partner's GPUs
     away = absences(nodes, changes, held(log), begin, max(finish, now + 1))
-    present = nodes.total - int(away.count[(away.start <= now) & (away.end > now)].sum())
+    here = (away.start <= now) & (away.end > now)
+    present = np.array(nodes.gpus) - np.bincount(away.node[here], away.count[here], len(nodes))
     visible, used = np.zeros((2, len(w.groups)), np.int64)
     np.add.at(used, w.group[log.job[stays]], log.gpus[stays])
+    fitting = _fitting(w, nodes, log, stays, present)
     answer = {}
     for j in np.flatnonzero((w.submit <= now) & ~ended).tolist():
         g = int(w.group[j])
         group, visible[g], least = w.groups[g], visible[g] + 1, int(w.size[w.size_ptr[j]])
         if j in log.job[stays]:
             continue
-        reason = of_free_gpus(least, present - int(taken.sum()), present, policy)
+        free, most = fitting(j)
+        reason = of_free_gpus(least, free, most, policy)
         if group.max_concurrent is not None and visible[g] > group.max_concurrent:
             text = f"only {group.max_concurrent} jobs of its group may be active at once"
             reason = Reason(Why.SHARE, text)
@@ -148,3 +148,32 @@ def _reasons(
             reason = Reason(Why.SHARE, text)
         answer[w.names[j]] = reason
     return answer
+
+
+def _fitting(
+    w: Workload, nodes: Nodes, log: Log, stays: IntArray, present: FloatArray
+) -> Callable[[int], tuple[int, int]]:
+    """GPUs of one type that a job could have now, with its CPUs and memory, and if none ran."""
+    rows = np.concatenate([np.arange(*log.node_ptr[i : i + 2]) for i in stays] or [stays])
+    job = np.repeat(log.job[stays], np.diff(log.node_ptr)[stays])
+    count = log.count[rows].astype(np.float64)
+    needs = (w.cpus_per_gpu, w.memory_per_gpu_gb)
+    limits = [np.array(limit, np.float64) for limit in (nodes.cpus, nodes.memory_gb)]
+    taken = [np.bincount(log.node[rows], count * need[job], len(nodes)) for need in needs]
+    if log.partner is not None:  # its partner's GPUs
+        count[np.repeat(np.isin(log.partner[stays], stays), np.diff(log.node_ptr)[stays])] = 0
+    held_gpus = np.bincount(log.node[rows], count, len(nodes))
+    of_type = {kind: np.array([x == kind for x in nodes.types]) for kind in set(nodes.types)}
+
+    def fitting(j: int) -> tuple[int, int]:
+        answer = []
+        for gpus, busy in ((present - held_gpus, 1), (present, 0)):
+            for limit, need, used in zip(limits, needs, taken, strict=True):
+                if need[j] > 0:
+                    gpus = np.minimum(gpus, np.floor((limit - busy * used) / need[j]))
+            speeds = dict(zip(w.types, w.speeds[j].tolist(), strict=True))
+            kinds = [kind for kind in of_type if speeds.get(kind, 1.0) > 0]
+            answer.append(max((int(gpus[of_type[kind]].sum()) for kind in kinds), default=0))
+        return answer[0], answer[1]
+
+    return fitting
