@@ -49,11 +49,6 @@ def with_tasks(state: State, more: Sequence[Task]) -> State:
     return replace(state, tasks=state.tasks + tuple(more))
 
 
-def without(state: State, names: set[str]) -> State:
-    """The state after some tasks have ended."""
-    return replace(state, tasks=tuple(task for task in state.tasks if task.name not in names))
-
-
 def groups(**levels: int) -> tuple[Group, ...]:
     """Groups by priority."""
     return tuple(Group(name, priority=level) for name, level in levels.items())
@@ -68,5 +63,5 @@ def offers(state: State, variant: str = "code") -> dict[str, int]:
 
 
 __all__ = [
-    "agents", "apply", "groups", "offers", "on", "row", "started", "tasks", "with_tasks", "without",
+    "agents", "apply", "groups", "offers", "on", "row", "started", "tasks", "with_tasks"
 ]  # fmt: skip

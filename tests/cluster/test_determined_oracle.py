@@ -184,16 +184,6 @@ def test_equal_demands_and_weights(
         assert len(fair_share(state).start) == capacity
 
 
-@given(states())
-def test_docs_offers_are_a_bounded_division(state: State) -> None:
-    """Between what is fixed and the demand; nothing is left while somebody wants it."""
-    offered = offers(state, "docs")
-    capacity = sum(m.total for m in oracle.machines(state))
-    fixed = sum(t.slots for t in state.tasks if t.is_running and not t.preemptible)
-    assert all(offer >= 0 for offer in offered.values())
-    assert sum(offered.values()) <= max(capacity, fixed)
-
-
 @pytest.mark.parametrize("groups", [13, 40])
 def test_many_groups(groups: int) -> None:
     """Beyond Go's insertion sort; weights whose sum depends on the order."""
