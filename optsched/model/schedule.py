@@ -491,11 +491,12 @@ class Schedule(Problem):
         """Hash of all that `same_graph` compares, independent of `name` and of file formats."""
         import hashlib
 
-        digest = hashlib.sha256(repr((self.time_unit, self.period, self.resources)).encode())
+        period = None if self.period is None else int(self.period)
+        whole = (self.time_unit, period, self.resources, self.kind.tolist())
+        digest = hashlib.sha256(repr(whole).encode())
         columns = [getattr(self, key) for key in COLUMNS if key != "kind"]
         for array in (*columns, self.op_resources.indptr, self.op_resources.ids, *self.arcs):
             digest.update(array.astype("<i8", copy=False).tobytes())
-        digest.update("\0".join(self.kind.tolist()).encode())
         return digest.hexdigest()
 
     # files

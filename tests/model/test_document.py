@@ -102,6 +102,8 @@ def test_hashes_are_of_content() -> None:
     other = read(json.dumps(tree, indent=3))
     assert other.sha256 == example().sha256 == example().graph().sha256
     assert other != example() and other.same_graph(example())
+    turning = [replace(example().graph(), deadline=None, period=p) for p in (9, np.int64(9))]
+    assert turning[0].sha256 == turning[1].sha256 != other.sha256
     for change in ({"time_unit": "ms"}, {"resources": (Resource("g", 9), Resource("h"))}):
         assert replace(example(), **change).sha256 != other.sha256
 
