@@ -1,4 +1,4 @@
-"""Compile entries in processes of their own, which finish even if the one that asked is gone.
+"""Compile entries in separate processes, which finish even if the calling process has ended.
 
 All processes of a machine share the work: they lock a module of kernels each, and write one log.
 """
@@ -25,33 +25,33 @@ PACKAGES = ("optsched", "optsched_solvers")
 LOCKS, LOG = "optsched-compiling.lock", "optsched-compiling.log"
 _WATCH = 0.02  # seconds between two looks
 
-_workers: list[subprocess.Popen[bytes]] = []  # nobody waits for them, but each is asked once more
+_workers: list[subprocess.Popen[bytes]] = []  # not joined; polled once at exit to reap them
 
 
 def compile_all(
-    wanted: Sequence[Entry], processes: int, watch: Callable[[int], object] = lambda there: None
+    requested: Sequence[Entry], processes: int, watch: Callable[[int], object] = lambda ready: None
 ) -> None:
     """Have entries in this process, loaded or compiled; returns when all are there.
 
     Parameters
     ----------
-    wanted
+    requested
         In the order in which they are needed.
     processes
         How many work side by side on what is not on disk.
     watch
         Called again and again with the number of entries that are there.
     """
-    missing = [one for one in wanted if not one.ready]
+    missing = [one for one in requested if not one.ready]
     workers = [_worker(missing) for _ in range(min(processes, len(missing))) if folder()]
     _workers[:] = [one for one in _workers if one.poll() is None] + workers
     while missing and any(worker.poll() is None for worker in workers):
-        watch(len(wanted) - len(missing))
+        watch(len(requested) - len(missing))
         time.sleep(_WATCH)
         missing = [one for one in missing if not one.ready]
     for one in missing:  # there is no folder, or a worker was killed
         one.prepare()
-    watch(len(wanted))
+    watch(len(requested))
 
 
 def all_entries(packages: Sequence[str] = PACKAGES) -> tuple[list[Entry], list[str]]:
@@ -89,18 +89,18 @@ def _leave_workers() -> None:
             worker.returncode = 0
 
 
-def _worker(wanted: Sequence[Entry]) -> subprocess.Popen[bytes]:
+def _worker(requested: Sequence[Entry]) -> subprocess.Popen[bytes]:
     """A process that compiles; a signal to this one does not reach it."""
     with open(folder() / LOG, "ab") as log:  # type: ignore[operator]
         return subprocess.Popen(
-            [sys.executable, "-m", __name__, *(one.label for one in wanted)],
+            [sys.executable, "-m", __name__, *(one.label for one in requested)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         )  # fmt: skip
 
 
 def main(labels: Sequence[str]) -> None:
-    """Compile what nobody else compiles; then wait for what others do."""
+    """Compile entries not locked by another process, then wait for the others."""
     gc.disable()  # the compiler makes much that lives as long as this process
     with suppress(AttributeError, OSError):  # the thread that started it may be confined to a core
         os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))

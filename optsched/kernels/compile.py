@@ -149,7 +149,7 @@ class Kernel(Dispatcher):  # type: ignore[misc]
                     self.disable_compile()
 
     def get_call_template(self, args: Any, kws: Any) -> Any:
-        """What numba asks for when another kernel calls this one."""
+        """Prepare this kernel when another kernel that calls it is typed."""
         self.prepare()
         # a number written in the caller is a type of its own: one compilation for every constant
         return super().get_call_template(tuple(map(types.unliteral, args)), kws)
@@ -291,15 +291,15 @@ class _Store(caching.NullCache):
             return None
 
     def save_overload(self, _signature: Any, made: Any) -> None:
-        home = folder()
-        if home is None:
+        target = folder()
+        if target is None:
             return
         try:
-            write_atomic(home / self.name, serialize.dumps(made._reduce()))
+            write_atomic(target / self.name, serialize.dumps(made._reduce()))
         except InputError as error:  # a full disk: the kernel itself is there
             _log(f"a compiled kernel could not be kept: {error}")
             return
-        for old in home.glob(f"{self.prefix}.*.nbc"):
+        for old in target.glob(f"{self.prefix}.*.nbc"):
             if old.name != self.name:
                 old.unlink(missing_ok=True)
 
@@ -312,8 +312,8 @@ def folders() -> tuple[Path, ...]:
     """
     if given := os.environ.get("NUMBA_CACHE_DIR"):
         return (Path(given),)
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return (Path(__file__).parent / "__pycache__", Path(home).expanduser() / "optsched")
+    cache_home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return (Path(__file__).parent / "__pycache__", Path(cache_home).expanduser() / "optsched")
 
 
 @cache

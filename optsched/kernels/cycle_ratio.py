@@ -2,9 +2,8 @@
 
 Orders and offsets give every arc its tokens, the number of cycles it spans. A schedule of period T
 exists if no cycle of arcs weighs more than T times its tokens, so the least one is the largest
-ratio of weight to tokens, rounded up. It is found from below: longest paths at a guess T, and where
-they diverge, a cycle whose ratio is the next guess (Newton's method, as in Dinkelbach, 1967, and
-the policy iterations of Howard; the test of a guess is Lawler's, 1976).
+ratio of weight to tokens, rounded up. It is found from below: longest paths at a guess T; if they
+diverge, the ratio of the cycle is the next guess (Newton's method: Dinkelbach 1967, Lawler 1976).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numba import types
 from optsched.errors import CyclicOrder, InputError
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import int_array
-from optsched.kernels.compile import INT, INTS, READ, entry
+from optsched.kernels.compile import BOOL, INT, INTS, READ, entry, helper, record, records
 from optsched.kernels.plain_python import run
 from optsched.model.graph import check_permutations, describe, shortest_cycle
 from optsched.model.schedule import Csr
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.model.schedule import IntArray, Schedule
+
+NODE = record("start through source key waiting")
 
 _SAFE = 1 << 61
 
@@ -40,9 +41,9 @@ class CycleTime(NamedTuple):
     start: IntArray
     """Earliest starts, 0 or more, that keep every arc; not reduced by the period."""
     late: IntArray
-    """Cycles to take off the offsets so that no arc has fewer than 0 tokens; mostly zeros."""
+    """Cycles to subtract from the offsets so that no arc has fewer than 0 tokens; mostly zeros."""
     critical: list[int]
-    """Operations on a cycle whose ratio, rounded up, is the period; none if that is 1 anyway."""
+    """Operations on a cycle of this ratio, rounded up; none if the period is 1 anyway."""
 
 
 class CycleArcs(NamedTuple):
@@ -53,14 +54,14 @@ class CycleArcs(NamedTuple):
     weight: IntArray
     tokens: IntArray
     resource: IntArray
-    """Whose neighbours the two operations are, -1 for an arc of the graph."""
+    """The resource of a machine arc, -1 for an arc of the graph."""
 
     def shifted(self, late: IntArray) -> CycleArcs:
         """The same arcs after taking so many cycles off the offset of every operation."""
         return self._replace(tokens=self.tokens - late[self.head] + late[self.tail])
 
     def by_tail(self, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """The arcs as kernels take them (CSR): indptr, head, weight, tokens."""
+        """Sort the arcs for kernels (CSR): indptr, head, weight, tokens."""
         order = np.argsort(self.tail, kind="stable")
         indptr = np.zeros(n + 1, np.int64)
         np.cumsum(np.bincount(self.tail, minlength=n), out=indptr[1:])
@@ -87,7 +88,7 @@ def cycle_time(
     Raises
     ------
     CyclicOrder
-        A cycle without tokens: its operations wait for each other for ever.
+        A cycle without tokens: a deadlock.
     InputError
         A sequence is not a permutation of the users of its resource, or offsets are wrong.
     """
@@ -100,16 +101,21 @@ def cycle_time(
     arcs = arcs.shifted(late)
     if int(arcs.weight.sum()) * (1 + int(arcs.tokens.max(initial=0))) > _SAFE:
         raise InputError("offsets: too far apart for such long times")
-    period, start, waiting, cycle = run(least_period, *arcs.by_tail(n), 1, is_small=n <= _SMALL)
+    node = np.zeros(n, NODE)
+    period, cycle = run(least_period, *arcs.by_tail(n), node, 1, is_small=n <= _SMALL)
     if not period:
-        stuck = np.flatnonzero(waiting > 0).tolist()
-        cycle = shortest_cycle(stuck, _waits(n, arcs))
+        stuck = np.flatnonzero(node["waiting"] > 0).tolist()
+        after: list[list[int]] = [[] for _ in range(n)]
+        now = arcs.tokens == 0
+        for i, j in zip(arcs.tail[now].tolist(), arcs.head[now].tolist(), strict=True):
+            after[i].append(j)
+        cycle = shortest_cycle(stuck, after)
         raise _deadlock(graph, arcs.shifted(-late), cycle)
-    return CycleTime(int(period), start, late, cycle.tolist())
+    return CycleTime(int(period), node["start"].copy(), late, np.asarray(cycle).tolist())
 
 
 def _offset(given: IntArray | None, n: int) -> IntArray:
-    """Checked offsets; negative ones are legal, they count from any cycle."""
+    """Check offsets; negative offsets are legal, because they count from any cycle."""
     if given is None:
         return np.zeros(n, np.int64)
     offset = int_array("offsets", given)
@@ -156,54 +162,20 @@ def lower_starts(arcs: CycleArcs, period: int, order: IntArray, start: IntArray)
 def _without_debts(graph: Schedule, arcs: CycleArcs) -> IntArray:
     """Cycles per operation that turn negative tokens into none: shortest paths over the tokens."""
     n = graph.n_operations
-    late = np.zeros(n, np.int64)
     if arcs.tokens.min(initial=0) >= 0:
-        return late
+        return np.zeros(n, np.int64)
     if int(np.abs(arcs.tokens).max()) * (n + 1) > _SAFE:
         raise InputError("offsets: too far apart")
-    parent = np.arange(n)
-    looks = 1
-    for turn in range(n + 1):
-        through = late[arcs.tail] + arcs.tokens
-        shorter = np.flatnonzero(through < late[arcs.head])
-        if not len(shorter):
-            return late
-        np.minimum.at(late, arcs.head[shorter], through[shorter])
-        best = shorter[through[shorter] == late[arcs.head[shorter]]]
-        parent[arcs.head[best]] = arcs.tail[best]
-        if turn in (looks, n):  # a contradiction shows long before the last turn
-            looks *= 2
-            cycle = _circle(parent)
-            if cycle:
-                raise _deadlock(graph, arcs, cycle)
-    raise AssertionError("unreachable: shortest paths without a cycle end after n turns")
-
-
-def _circle(parent: IntArray) -> list[int]:
-    """A cycle of pointers to parents, from parent to child; roots point to themselves."""
-    far = parent
-    for _ in range(len(parent).bit_length()):
-        far = far[far]
-    inside = far[parent[far] != far]
-    if not len(inside):
-        return []
-    cycle = [int(inside[0])]
-    while (before := int(parent[cycle[-1]])) != cycle[0]:
-        cycle.append(before)
-    return cycle[::-1]
-
-
-def _waits(n: int, arcs: CycleArcs) -> list[list[int]]:
-    """Per operation the operations that wait for it within a cycle."""
-    after: list[list[int]] = [[] for _ in range(n)]
-    now = arcs.tokens == 0
-    for i, j in zip(arcs.tail[now].tolist(), arcs.head[now].tolist(), strict=True):
-        after[i].append(j)
-    return after
+    node = np.zeros(n, NODE)
+    given = (*arcs._replace(weight=-arcs.tokens).by_tail(n), node, 0)
+    _, cycle = run(least_period, *given, is_small=n <= _SMALL)
+    if len(cycle):
+        raise _deadlock(graph, arcs, np.asarray(cycle).tolist())
+    return -node["start"]
 
 
 def _deadlock(graph: Schedule, arcs: CycleArcs, cycle: list[int]) -> CyclicOrder:
-    """A `CyclicOrder` that tells in words what a cycle of operations waits for."""
+    """Make a `CyclicOrder` with the arcs of a cycle in its message."""
     steps = []
     for i, j in zip(cycle, cycle[1:] + cycle[:1], strict=True):
         between = np.flatnonzero((arcs.tail == i) & (arcs.head == j))
@@ -218,24 +190,62 @@ def _deadlock(graph: Schedule, arcs: CycleArcs, cycle: list[int]) -> CyclicOrder
     return CyclicOrder("the orders contradict each other: " + "; ".join(steps), cycle)
 
 
-@entry(types.Tuple((INT, INTS, INTS, INTS)), READ, READ, READ, READ, INT)
-def least_period(indptr, head, weight, tokens, guess):  # type: ignore[no-untyped-def]
-    """Least T >= guess for which no cycle weighs more than T times its tokens.
+@helper(INT, READ, READ, READ, READ, INTS, records(NODE), INTS, INT, BOOL)
+def _positive_cycle(indptr, head, weight, tokens, order, node, cycle, period, is_sorted):  # type: ignore[no-untyped-def]
+    """Compute longest paths at a period; return the length of a cycle longer than 0, else 0.
 
-    Arcs by tail (CSR), weights and tokens >= 0; guess >= 1. Returns T, or 0 if arcs without tokens
-    form a cycle; least starts >= 0 that keep all arcs at T; for 0, how many predecessors every
-    operation still waits for; the last cycle that refuted a guess (none if the first one holds).
+    `cycle` receives it backwards. `is_sorted`: arcs without tokens agree with `order`, so that one
+    round relaxes all of them.
     """
-    n = len(indptr) - 1
-    start = np.zeros(n, np.int64)
-    waiting = np.zeros(n, np.int64)
+    n = len(node)
+    for i in range(n):
+        node[i].start = 0
+        node[i].through = -1
+    moved = True
+    # invariant: a start above 0 is the length of a path that ends with arc `through`, from `source`
+    while moved:
+        moved = False
+        for k in range(n):
+            i = order[k]
+            for e in range(indptr[i], indptr[i + 1]):
+                j = head[e]
+                reached = node[i].start + weight[e] - tokens[e] * period
+                if reached > node[j].start:
+                    node[j].start = reached
+                    node[j].through = e
+                    node[j].source = i
+                    moved = moved or tokens[e] > 0 or not is_sorted
+        for i in range(n):
+            node[i].key = -1
+        # invariant: `key` is the first operation with a path through an operation, -1 for none
+        for i in range(n):
+            j = i
+            while moved and j >= 0 and node[j].key == -1:
+                node[j].key = i
+                j = node[j].source if node[j].through >= 0 else -1
+            if moved and j >= 0 and node[j].key == i:
+                length = 0
+                at = j
+                while length == 0 or at != j:
+                    cycle[length] = at
+                    length += 1
+                    at = node[at].source
+                return length
+    return 0
+
+
+@helper(INT, READ, READ, READ, READ, INTS, records(NODE))
+def _sort(indptr, head, weight, tokens, order, node):  # type: ignore[no-untyped-def]
+    """Order operations by the arcs without tokens (Kahn); return how many could be placed."""
+    n = len(node)
+    for i in range(n):
+        node[i].waiting = 0
     for e in range(len(head)):
         if tokens[e] == 0:
-            waiting[head[e]] += 1
-    order = np.empty(n, np.int64)
+            node[head[e]].waiting += 1
     placed = 0
     for i in range(n):
-        if waiting[i] == 0:
+        if node[i].waiting == 0:
             order[placed] = i
             placed += 1
     k = 0
@@ -244,72 +254,54 @@ def least_period(indptr, head, weight, tokens, guess):  # type: ignore[no-untype
         k += 1
         for e in range(indptr[i], indptr[i + 1]):
             if tokens[e] == 0:
-                waiting[head[e]] -= 1
-                if waiting[head[e]] == 0:
+                node[head[e]].waiting -= 1
+                if node[head[e]].waiting == 0:
                     order[placed] = head[e]
                     placed += 1
-    cycle = np.empty(n, np.int64)
-    length = 0
-    if placed < n:
-        return 0, start, waiting, cycle[:0].copy()
-    period = guess
-    through = np.empty(n, np.int64)  # the arc that made an operation's start, -1 for none
-    source = np.empty(n, np.int64)  # the tail of that arc
-    seen = np.empty(n, np.int64)
+    return placed
+
+
+@entry(types.Tuple((INT, INTS)), READ, READ, READ, READ, records(NODE), INT)
+def least_period(indptr, head, weight, tokens, node, guess):  # type: ignore[no-untyped-def]
+    """Least T >= guess for which no cycle weighs more than T times its tokens.
+
+    Arcs by tail (CSR), weights and tokens >= 0. `node` receives least starts >= 0 that keep all
+    arcs at T. Returns T and the last cycle that refuted a guess; T is 0 if arcs without tokens form
+    a cycle, and operations with ``waiting > 0`` are on one or behind one.
+
+    With guess 0 tokens are ignored and weights have any sign: returns 0 and a cycle longer than 0,
+    if there is one.
+    """
+    n = len(node)
+    order, cycle = np.arange(n), np.empty(n, np.int64)
+    if guess == 0:
+        length = _positive_cycle(indptr, head, weight, tokens, order, node, cycle, 0, False)
+        return 0, cycle[:length][::-1].copy()
+    if _sort(indptr, head, weight, tokens, order, node) < n:
+        return 0, cycle[:0].copy()
+    period, length = guess, 0
+    # invariant: no period below `period` is feasible
     while True:
-        for i in range(n):
-            start[i] = 0
-            through[i] = -1
-        diverges = False
-        moved = True
-        while moved and not diverges:
-            moved = False
-            for k in range(n):
-                i = order[k]
-                for e in range(indptr[i], indptr[i + 1]):
-                    j = head[e]
-                    reached = start[i] + weight[e] - tokens[e] * period
-                    if reached > start[j]:
-                        start[j] = reached
-                        through[j] = e
-                        source[j] = i
-                        moved = moved or tokens[e] > 0
-            if not moved:
-                break
-            # arcs that made starts and form a cycle: it weighs more than it may
-            for i in range(n):
-                seen[i] = -1
-            for i in range(n):
-                j = i
-                while j >= 0 and seen[j] == -1:
-                    seen[j] = i
-                    j = source[j] if through[j] >= 0 else -1
-                if j >= 0 and seen[j] == i:
-                    diverges = True
-                    total, spanned, length = 0, 0, 0
-                    at = j
-                    while True:
-                        cycle[length] = at
-                        length += 1
-                        total += weight[through[at]]
-                        spanned += tokens[through[at]]
-                        at = source[at]
-                        if at == j:
-                            break
-                    period = -(-total // spanned)
-                    break
-        if not diverges:
-            return period, start, waiting, cycle[:length][::-1].copy()
+        found = _positive_cycle(indptr, head, weight, tokens, order, node, cycle, period, True)
+        if found == 0:
+            return period, cycle[:length][::-1].copy()
+        length, total, spanned = found, 0, 0
+        for k in range(length):
+            through = node[cycle[k]].through
+            total += weight[through]
+            spanned += tokens[through]
+        period = -(-total // spanned)
 
 
 @entry(types.void, READ, READ, READ, READ, INT, READ, INTS)
 def _latest_starts(indptr, head, weight, tokens, period, order, start):  # type: ignore[no-untyped-def]
     """Lower the starts of the operations in `order` until all arcs from them hold at this period.
 
-    Arcs by tail (CSR). `start` comes with the latest starts that are wanted, not too early for any
-    arc into an operation that is not in `order`.
+    Arcs by tail (CSR). `start` has the latest starts allowed otherwise, not too early for any arc
+    into an operation that is not in `order`.
     """
     moved = True
+    # invariant: no start is below the latest one that keeps all arcs
     while moved:
         moved = False
         for i in order:

@@ -1,7 +1,7 @@
 """List scheduling on a graph: non-delay, active or in a given order; memory never deadlocks.
 
-At every step one of the operations whose predecessors are placed is chosen and put at the end of
-its machine's order (serial schedule generation). `Mode` says which.
+Every step chooses an operation with all predecessors placed and appends it to the order of its
+machine (serial schedule generation). `Mode` says which.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class DispatchGraph(NamedTuple):
 
     @classmethod
     def of(cls, graph: Schedule) -> DispatchGraph:
-        """Records of a graph whose operations hold at most one resource each."""
+        """Make the records of a graph with at most one resource an operation."""
         n, after, resource = graph.n_operations, graph.successors, graph.single_resource
         chain_of, next_in_chain, chain = _chains(graph)
         stage = np.where(resource >= 0, graph.stage, -1)
@@ -88,17 +88,8 @@ class DispatchGraph(NamedTuple):
         arc = _table(ARC, len(after.other), head=after.other, weight=after.weight)
         return cls(frozen(operation), frozen(arc), machine, chain)
 
-    def with_slots(self, slot_in: IntArray, slot_out: IntArray) -> DispatchGraph:
-        """The graph with other virtual stages."""
-        operation = self.operation.copy()
-        operation["slot_in"], operation["slot_out"] = slot_in, slot_out
-        return self._replace(operation=frozen(operation))
-
     def reversed(self) -> DispatchGraph:
-        """Time mirrored: arcs turned, setups and memory exchanged, releases dropped.
-
-        Orders found here, read backwards, are orders of the original (start times differ).
-        """
+        """Mirror the time: orders found here, read backwards, are orders of the original."""
         op, n = self.operation, len(self.operation)
         tail = np.repeat(np.arange(n), op["end_arc"] - op["first_arc"])
         by_head = np.argsort(self.arc["head"], kind="stable")
@@ -113,7 +104,7 @@ class DispatchGraph(NamedTuple):
         for one, other in (("setup_in", "setup_out"), ("acquire", "free"), ("slot_in", "slot_out")):
             turned[one], turned[other] = op[other], op[one]
         turned["need"] = op["need"] - op["acquire"] + op["free"]
-        machine = self.machine.copy()  # what nobody frees is there from the start
+        machine = self.machine.copy()  # bytes that are never freed are held from the start
         on = op["resource"] >= 0
         np.add.at(machine["level"], op["resource"][on], (op["acquire"] - op["free"])[on])
         # a chain runs backwards too
@@ -236,7 +227,7 @@ RUN: Final[Any] = types.NamedTuple(
 
 @helper(counted=False, inline=True)
 def _fits(s, machine, i, epoch):  # type: ignore[no-untyped-def]
-    """Whether memory and slots allow i on its machine now; the banker is asked later.
+    """Whether memory and slots allow i on its machine now; the banker check follows.
 
     `blocked` is the last epoch in which the banker refused i: since then nothing was freed.
     """

@@ -1,4 +1,4 @@
-"""Compiled functions run as the Python that they are, while they are not compiled yet."""
+"""Run compiled functions as Python while they are not compiled yet."""
 
 from __future__ import annotations
 
@@ -16,23 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WORTH_COMPILING = 3.0
-"""Seconds that a function has run as Python before somebody who calls it often is better off."""
+"""Seconds in Python after which a function is compiled."""
 
 _spent: dict[int, float] = {}
 _thread = threading.local()
 
 
 @contextmanager
-def in_python(is_small: bool = True) -> Iterator[None]:
-    """Compiled functions that this thread calls run as Python in the block, unless they are ready.
-
-    Parameters
-    ----------
-    is_small
-        Whether there is little enough to do for Python; else they are compiled first.
-    """
+def in_python() -> Iterator[None]:
+    """Run entries that this thread calls in the block as Python, unless they are ready."""
     before = is_in_python()
-    _thread.is_in_python = is_small
+    _thread.is_in_python = True
     try:
         yield
     finally:
@@ -45,16 +39,15 @@ def is_in_python() -> bool:
 
 
 def is_ready(entry: Any) -> bool:
-    """Whether a compiled function answers at once: it is compiled, or lies in the cache."""
+    """Whether a compiled function is in memory or on disk."""
     return bool(getattr(entry, "ready", True))
 
 
 def run(entry: Any, *arguments: Any, is_small: bool = True) -> Any:
-    """The answer of a compiled function; where it is not ready, that of its source as Python.
+    """Call a compiled function, or its source if it is not ready; the result is the same.
 
-    Both are the same. Lists take the place of arrays, whose elements Python reads five times as
-    slowly, of objects where there are records, also within a named tuple; what the source writes to
-    writable arrays is copied back.
+    The source gets lists instead of arrays, because Python reads their elements five times as fast,
+    with objects for records, also within named tuples. Writable arrays are copied back.
 
     Parameters
     ----------
@@ -63,7 +56,7 @@ def run(entry: Any, *arguments: Any, is_small: bool = True) -> Any:
     arguments
         Its arguments, by position.
     is_small
-        Whether there is little enough to do for Python; else the function is compiled first.
+        Whether Python is fast enough; else the function is compiled first.
     """
     spent = _spent.get(id(entry), 0.0)
     if is_ready(entry) or not is_small or spent > WORTH_COMPILING:
@@ -91,10 +84,10 @@ def _listed(value: Any) -> Any:
 
 
 def _copy_back(value: Any, given: Any) -> None:
-    """What was written to the lists goes to the arrays."""
+    """Copy the lists back to the writable arrays."""
     if isinstance(value, tuple):
-        for own, its in zip(value, given, strict=True):
-            _copy_back(own, its)
+        for array, values in zip(value, given, strict=True):
+            _copy_back(array, values)
     elif isinstance(value, np.ndarray) and value.flags.writeable:
         names = value.dtype.names
         value[:] = given if names is None else list(map(attrgetter(*names), given))
