@@ -149,7 +149,7 @@ HOSTILE: dict[str, tuple[Any, Any, str]] = {
     "offsets as bools": (None, [True] * 8, "offsets: expected integers"),
     "offsets in rows": (None, [[0], [0, 0]], "offsets: "),
     "huge offsets": (None, [0] * 7 + [2**62], "offsets[7]: expected -2^53..2^53"),
-    "beyond 64 bits": (None, [0] * 7 + [2**70], "offsets: expected integers <= 2^53"),
+    "beyond 64 bits": (None, [0] * 7 + [2**70], "offsets: expected integers"),
     "far apart": (None, [0, 2**53] * 4, f"{2**53} cycles earlier"),
 }
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numba import types
 
+from optsched.io.values import frozen
 from optsched.kernels.compile import BOOL, INT, INTS, READ, entry, helper
-from optsched_solvers.periodic.orders import CYCLE, Cycle, frozen, machine_weight
+from optsched_solvers.periodic.orders import CYCLE, Cycle, machine_weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
+from optsched.io.values import frozen
 from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 from optsched.model.schedule import Csr
 from optsched.solving.solution import PeriodicOrders
@@ -70,13 +71,6 @@ class Cycle(NamedTuple):
             op[f"first_{side}"] = op[f"end_{side}"] - np.bincount(end, minlength=n)
             arcs.append(arc)
         return cls(frozen(op), frozen(arcs[0]), frozen(arcs[1]), frozen(graph.users.indptr))
-
-
-def frozen(values: Any) -> Any:
-    """Return a read-only contiguous copy: kernels are compiled for one type of array only."""
-    copied = values.copy()
-    copied.flags.writeable = False
-    return copied
 
 
 class State(NamedTuple):
