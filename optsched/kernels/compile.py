@@ -52,6 +52,7 @@ F = TypeVar("F", bound="Callable[..., Any]")
 Dispatcher: Any = registry.CPUDispatcher
 Library: Any = codegen.JITCodeLibrary
 Compiler: Any = compiler.Compiler
+Intrinsic: Any = extending.__dict__["_Intrinsic"]
 normalize_signature: Any = sigutils.normalize_signature
 
 INT = types.int64
@@ -71,10 +72,10 @@ def records(dtype: np.dtype[np.void], readonly: bool = False) -> Any:
     return types.Array(numba.from_dtype(dtype), 1, "C", readonly=readonly)
 
 
-class _OfIntegers(AbstractTemplate):  # type: ignore[misc]
+class _OfIntegers(AbstractTemplate):
     """Types of an operator on int64, or of a condition: numba would try dozens of templates."""
 
-    metadata: ClassVar = {"target": "cpu"}  # these are tried first
+    metadata = {"target": "cpu"}  # noqa: RUF012 (these are tried first)
     result: ClassVar[Any]
 
     def generic(self, given: Any, _keywords: Any) -> Any:
@@ -82,7 +83,7 @@ class _OfIntegers(AbstractTemplate):  # type: ignore[misc]
         return self.result(*plain) if plain == (BOOL,) or set(plain) == {INT} else None
 
 
-_RESULTS = dict.fromkeys(("bool", "lt", "le", "gt", "ge", "eq", "ne"), BOOL)
+_RESULTS: dict[str, Any] = dict.fromkeys(("bool", "lt", "le", "gt", "ge", "eq", "ne"), BOOL)
 _RESULTS |= dict.fromkeys(("add", "sub", "mul", "floordiv", "iadd", "isub", "and_"), INT)
 for _name, _result in _RESULTS.items():
     infer_global(getattr(operator, _name, bool))(type(_name, (_OfIntegers,), {"result": _result}))
@@ -358,13 +359,13 @@ def _parts(value: Any, names: Iterable[str], seen: set[Any]) -> Iterator[str]:
         for found in (getattr(value, name, None) for name in names):
             if not isinstance(found, ModuleType | FunctionType):
                 yield from _parts(found, (), seen)
-    elif isinstance(value, Dispatcher | FunctionType | extending._Intrinsic):
+    elif isinstance(value, Dispatcher | FunctionType | Intrinsic):
         if value in seen:
             return
         seen.add(value)
         if isinstance(value, Dispatcher):  # a kernel, or compiled by `numba.njit`
             yield f"{getattr(value, 'declared', None)} {sorted(value.targetoptions.items())}"
-        function = getattr(value, "py_func", getattr(value, "_defn", value))
+        function: Any = getattr(value, "py_func", getattr(value, "_defn", value))
         cells = (cell.cell_contents for cell in function.__closure__ or ())
         known = function.__globals__ | dict(zip(function.__code__.co_freevars, cells, strict=True))
         yield from _code_parts(function.__code__, function.__doc__, known, seen)

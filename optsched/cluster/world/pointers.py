@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from llvmlite.ir import ArrayType, DoubleType, IntType
 from numba import types
@@ -108,7 +108,7 @@ class _OfRow(AttributeTemplate):
 class _OfArray(AbstractTemplate):
     """Types of ``array[k]``, ``array[k] = value`` and ``len(array)``."""
 
-    metadata: ClassVar = {"target": "cpu"}  # before the many templates of numba
+    metadata = {"target": "cpu"}  # noqa: RUF012 (before the many templates of numba)
 
     def generic(self, given: Any, _keywords: Any) -> Any:
         if not isinstance(given[0], _Array):

@@ -94,7 +94,7 @@ def viewer_of(columns: tuple[str, ...]) -> Any:
     lines = ["n, jobs = w.state.active, len(w.job)"]
     lines += [f"{name} = {made}" for name, made in _TABLES.items() if f"{name}[" in values]
     copied = [name for name in columns if name in _VALUES]
-    makers = {FLOATS: "floats", FLAGS: "flags"}
+    makers: dict[Any, str] = {FLOATS: "floats", FLAGS: "flags"}
     lines += [f"{name} = {makers.get(_KINDS.get(name), 'integers')}(n)" for name in copied]
     if copied:
         lines += ["for i in range(n):", "    given = w.given[w.active[i]]"]
@@ -178,7 +178,7 @@ def _observed(w):  # type: ignore[no-untyped-def]
     for i in range(n):
         first = w.given[w.active[i]].first_seen - ptr[i]
         for k in range(ptr[i], ptr[i + 1]):
-            values[k] = as_float(w.observed[first + k])
+            values[k] = as_float(w.observed[first + k])  # type: ignore[call-arg]
     return ptr, values
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from optsched.cluster.workload.nodes import NodeChange
 from optsched.cluster.world.start import Start
@@ -59,9 +59,10 @@ class Settings:
         one_of("checkpoint", self.checkpoint, CHECKPOINTS)
         if self.start is not None and not isinstance(self.start, Start):
             raise InputError(f"start: expected Start(now, stays), got {format_value(self.start)}")
-        changes = tuple(self.changes) if isinstance(self.changes, Iterable) else (self.changes,)
+        given: Any = self.changes
+        changes = tuple(given) if isinstance(given, Iterable) else (given,)
         for change in changes:
-            if not isinstance(change, NodeChange) or self.changes is change:
+            if not isinstance(change, NodeChange) or given is change:
                 raise InputError(
                     f"changes: expected a list of NodeChange, got {format_value(self.changes)}"
                 )
