@@ -81,18 +81,6 @@ def test_on_jobs_of_one_size(name, seed, jobs):
     compiled_equals_asked(name, {}, work, cases.nodes(seed), cases.settings(seed))
 
 
-def test_the_last_pass_of_a_clairvoyant_policy():
-    """Which pass is the last goes by true work where the policy sees it."""
-    work = cases.workload(271, 20)
-    compiled_equals_asked(
-        "elastic",
-        {"order": "sjf", "clairvoyant": True},
-        work,
-        cases.nodes(271),
-        cases.settings(271),
-    )
-
-
 @pytest.mark.parametrize(("name", "options"), [
     *((name, options) for name, options in RIGID[:5] if options != {"backfill": "easy"}),
     *ELASTIC, (longest, {}),

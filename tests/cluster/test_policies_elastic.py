@@ -34,24 +34,6 @@ def test_conformance(name, options, zero_slot):
     check_policy(get(name, **options), worlds=policy_worlds(depth(4, 40), zero_slot=zero_slot))
 
 
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_drained_nodes(name, options):
-    """Jobs on a node that is drained go on there, tasks without GPUs too; all end, always alike."""
-    from optsched.cluster import NodeChange
-
-    changes = [NodeChange(10, 0, "drain"), NodeChange(60, 0, "add")]
-    for seed in range(3):
-        jobs = [*cases.workload(seed)]
-        jobs += [Job(name=f"z{i}", sizes=(0,), work=40 * WORK) for i in range(3)]
-        ends = [
-            simulate(jobs, get(name, **options), Nodes.of([4, 4]), changes=changes).log.finished
-            for _ in range(3)
-        ]
-        assert (ends[0] >= 0).all()
-        assert np.array_equal(ends[0], ends[1])
-        assert np.array_equal(ends[0], ends[2])
-
-
 @pytest.mark.parametrize(("name", "options"), [c for c in CASES if "score" not in c[1]])
 def test_twice_as_slow(name, options):
     """Doubling all times doubles all completion times: no policy has a constant of time."""
@@ -207,10 +189,3 @@ def test_printed_score_cannot_rank():
     assert figures("entropy", 3) == pytest.approx(fifo, rel=0.01)
     assert figures("entropy", 3, preemptive=True)[0] > 1.15 * fifo[0]
     assert figures("entropy", 3, score="resolved")[0] < 0.85 * fifo[0]
-
-
-def test_srtf_is_no_worse_than_sjf_and_fifo():
-    """Clairvoyant, one GPU per job, all at once."""
-    jobs = entropy_workload(50, 3, sizes=(1,))
-    srtf, fifo = (simulate(jobs, get("elastic", **o), Nodes(1, 4)).jct.mean() for o in (SRTF, {}))
-    assert srtf < fifo

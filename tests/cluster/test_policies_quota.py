@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from oracles.policy_checks import check_policy
 from oracles.policy_worlds import policy_worlds
 
-from optsched.cluster import Job, Nodes, Table, Workload, simulate
+from optsched.cluster import Job, Nodes, simulate
 from optsched.cluster.policies import get
-from optsched.cluster.policies.allocation import all_jobs, best_options, isolated_time, worths
+from optsched.cluster.policies.allocation import all_jobs, best_options, isolated_time
 from optsched.cluster.policies.elastic_rule import (
     FREE,
     IDLE,
@@ -177,30 +177,6 @@ def test_best_options_against_brute_force(seed):
     )
 
 
-def test_goodput_worths_and_choice():
-    """Speed-ups to the power p in millionths; a job that gains nothing gets one GPU."""
-    small, large = Table({1: 1, 2: 0.7, 3: 0.7, 4: 0.6}), Table({1: 1, 2: 1.7, 3: 2.5, 4: 3.2})
-    jobs = Workload.of([
-        Job(name=n, sizes=(1, 2, 3, 4), work=500 * WORK, speedup=s)
-        for n, s in (("small", small), ("large", large))
-    ])  # fmt: skip
-    tables = []
-
-    def look(view, decision):
-        pool = all_jobs(view)
-        tables.append([worths(view, pool, pool.order, 3, p) for p in (1.0, 0.0, -2.0)])
-
-    watched = Watched("allocation", look, objective="goodput", p=1.0)
-    log = simulate(jobs, watched, Nodes(1, 5)).log
-    assert log.gpus[:2].tolist() == [1, 4]
-    fair = jobs.rate[1]  # two GPUs are the fair share
-    for p, (ptr, more, value) in zip((1.0, 0.0, -2.0), tables[0], strict=True):
-        assert ptr.tolist() == [0, 4, 8] and more.tolist() == [0, 1, 2, 3] * 2
-        x = jobs.rate[:4] / fair
-        worth = np.log(x) if p == 0 else x**p if p > 0 else -(x**p)
-        assert value[:4].tolist() == np.rint(1e6 * worth).astype(int).tolist()
-
-
 # Sia
 
 
@@ -266,27 +242,6 @@ def test_sia_is_smallest(seed, choices):
 
 
 # rules and options
-
-
-def test_marginal_surplus_serves_the_largest_gain():
-    """The longer job gets the GPUs."""
-    jobs = [Job(name=n, sizes=(1, 2, 3), work=w * WORK) for n, w in (("a", 10), ("b", 90))]
-    log = simulate(jobs, get("elastic", surplus="marginal"), Nodes(1, 4)).log
-    assert log.gpus[:2].tolist() == [1, 3]
-
-
-@pytest.mark.parametrize(("name", "options"), CASES)
-def test_running_jobs_keep_their_size_within_a_pass(name, options):
-    """A job that arrives later starts when the other's pass has ended."""
-    jobs = [
-        Job(name="a", sizes=(1, 2, 3, 4), work=400 * WORK, passes=4),
-        Job(name="b", submit=5, sizes=(1, 2, 3, 4), work=10 * WORK),
-    ]
-    run = simulate(jobs, get(name, **options), Nodes(1, 4))
-    assert run.log.gpus[0] == 4
-    if name != "sia":
-        assert run.log.start[run.log.job == 1].tolist()[0] == 25
-        assert run.log.preemptions.sum() == 0
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from oracles.policy_checks import check_policy
 from oracles.policy_worlds import policy_worlds
 from rigid_workloads import same, workload
 
-from optsched.cluster import Group, Job, Linear, Nodes, Settings, Workload, synthetic
+from optsched.cluster import Job, Linear, Nodes, Settings, Workload, synthetic
 from optsched.cluster.policies import get
 from optsched.cluster.simulate import simulate
 from optsched.cluster.workload.job import PER_SECOND
@@ -31,22 +31,6 @@ def test_long_simulation_grows_its_record():
         fast = simulate(jobs, policy, Nodes(2, gpus=4)).log
         assert len(fast.job) > 2 * n - 8
         assert same(fast, simulate(jobs, policy, Nodes(2, gpus=4), engine="generic").log)
-
-
-def test_not_compiled_is_asked():
-    """Jobs that must not be preempted, hidden jobs, node changes: asked, right answers."""
-    jobs = [
-        Job(name="long", sizes=(4,), work=400 * 10**6, preemptible=False),
-        Job(name="short", submit=1, sizes=(4,), work=4 * 10**6),
-        Job(name="zero", submit=2, sizes=(0,), work=5 * 10**6),
-    ]
-    for name in ("fifo", "sjf", "srtf", "las", "lucid"):
-        run = simulate(Workload.of(jobs), name, Nodes(1, gpus=4))
-        assert run.log.finished.tolist()[:2] == [100, 101 if name != "las" else 121]
-        assert run.log.finished[2] == 7
-    shown = [Job(name=f"j{i}", sizes=(1,), work=10**7, group="g") for i in range(4)]
-    limited = Workload.of(shown, groups=[Group("g", max_concurrent=1)])
-    assert simulate(limited, "fifo", Nodes(1)).log.finished.tolist() == [10, 20, 30, 40]
 
 
 def test_easy_does_not_delay_the_first():

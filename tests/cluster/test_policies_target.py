@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.cluster import Curve, Group, Job, Nodes, Table, Workload, entropy_workload, simulate
+from optsched.cluster import Curve, Job, Nodes, Table, entropy_workload, simulate
 from optsched.cluster.policies import get
 from optsched.cluster.policies import posterior as p
 from optsched.cluster.workload.job import WORK
@@ -116,66 +116,6 @@ def test_pooling_equals_plain_code(jobs):
     assert found == pytest.approx(plain, rel=1e-9)
 
 
-def test_a_pool_of_one_keeps_its_mean():
-    """There is no second witness."""
-    found = np.empty(1)
-    p.pooled(*situation([{"mean": 3.0, "variance": 0.2, "known": False}]), found)
-    assert found == [3.0]
-
-
-@pytest.mark.parametrize(
-    ("log_t", "aims", "pass_work", "number", "passes", "done", "left"),
-    [
-        (math.log(20), True, 5, 0, 4, 999, 80.0), (math.log(3), True, 5, 0, 4, 0, 2.5),
-        (math.log(7), False, 1, 10, 4, 0, 42.0), (math.log(100), False, 1, 1, 0, 30, 70.0),
-        (math.log(100), False, 1, 1, 0, 99, 50.0),
-    ],
-)  # fmt: skip
-def test_remaining_work(log_t, aims, pass_work, number, passes, done, left):
-    """Pass work times max(1/2, T - passes done), by target, by passes, and of a single pass."""
-    view, known, _ = situation(
-        [{"passes": passes, "done": done}], aims=[aims], work_of_pass=[pass_work], number=[number]
-    )
-    found = np.array([log_t])
-    p.work_left(view, known, found)
-    assert found == pytest.approx([left])
-
-
-class Peek:
-    """A policy that keeps which jobs have ended, as its views determine it."""
-
-    name, clairvoyant = "peek", False
-
-    def __init__(self, jobs, afresh):
-        self.policy, self.seen, self.afresh = get("time_to_target"), [], afresh
-        self.known, self.memory = p.prior(jobs, True), p.memory(len(jobs), 2, 0.5)
-
-    def decide(self, view):
-        """Keep time and jobs."""
-        memory = p.memory(len(self.known.submit), 2, 0.5) if self.afresh else self.memory
-        p.find_ended(view, self.known, memory)
-        self.seen.append((view.time, set(np.flatnonzero(memory.known).tolist())))
-        return self.policy.decide(view)
-
-
-@given(st.integers(0, 10**6), st.sampled_from([None, 1, 2, 3]), st.booleans())
-def test_ended_jobs_are_known_by_the_view(seed, limit, afresh):
-    """Also where a group hides some of its jobs."""
-    random = np.random.default_rng(seed)
-    jobs = Workload.of(
-        [
-            Job(name=f"j{i}", submit=int(random.integers(30)), sizes=(1, 2), passes=2,
-                work=int(random.integers(2, 30)) * WORK, group=f"g{i % 2}", template="a")
-            for i in range(10)
-        ],
-        groups=[Group("g0", max_concurrent=limit), Group("g1")],
-    )  # fmt: skip
-    peek = Peek(jobs, afresh)
-    finished = simulate(jobs, peek, Nodes(1, 3)).log.finished
-    for time, known in peek.seen:
-        assert known == set(np.flatnonzero(finished <= time).tolist())
-
-
 @pytest.mark.parametrize(("cost", "start"), [(0, 10), (30, 10), (40, 100), (80, 100)])
 def test_displaced_only_for_a_gain(cost, start):
     """90 are left against 55: the gain of 35 has to exceed the victim's restart cost."""
@@ -198,16 +138,6 @@ def test_rounding_is_no_gain(width, engine):
     ]
     log = simulate(jobs, "time_to_target", Nodes(1, 4), engine=engine).log
     assert log.start.tolist() == [0, 2 * width]
-
-
-def test_never_displaced_if_not_preemptible():
-    """It may not be preempted at all."""
-    jobs = [
-        Job(name="long", sizes=(1,), work=100 * WORK, preemptible=False),
-        Job(name="short", submit=10, sizes=(1,), work=5 * WORK),
-    ]
-    run = simulate(jobs, "time_to_target", Nodes(1, 1))
-    assert run.log.start.tolist() == [0, 100]
 
 
 def test_a_template_corrects_a_wrong_estimate():

@@ -88,7 +88,7 @@ class Sizing(NamedTuple):
     """Passes of every job of the workload; before a target those of its (estimated) work."""
     keeps: Any
     """Never, if the job is not preemptible: with several types of GPUs, or limited CPUs or memory,
-    there may be no place for another size once the job has left its GPUs."""
+    another size may fit nowhere once the job has left its GPUs."""
 
 
 def sizing(workload: Workload, nodes: Nodes, settings: Settings, clairvoyant: bool) -> Sizing:
@@ -97,7 +97,10 @@ def sizing(workload: Workload, nodes: Nodes, settings: Settings, clairvoyant: bo
     aims = ~np.isnan(workload.target)
     passes = np.where(aims, -(-work // workload.pass_work), workload.passes)
     by_pass = settings.resize == "pass" or settings.checkpoint == "pass"
-    return Sizing(by_pass, passes.astype(np.int64), is_limited(workload, nodes))
+    several = len(set(nodes.types)) > 1
+    demands = workload.cpus_per_gpu.any() or workload.memory_per_gpu_gb.any()
+    keeps = is_limited(workload, nodes) and bool(several or demands)
+    return Sizing(by_pass, passes.astype(np.int64), keeps)
 
 
 @helper()
@@ -175,7 +178,16 @@ def in_order(view, key):  # type: ignore[no-untyped-def]
 def fixed_sizes(view, sizing):  # type: ignore[no-untyped-def]
     """How free the size of every job is."""
     fixed = integers(len(view.gpus))
-    fix_sizes(view, sizing, fixed)
+    for i in range(len(fixed)):
+        if view.gpus[i] == 0:
+            continue
+        if len(view.draining) > 0 and view.draining[i]:
+            fixed[i] = PINNED
+        elif sizing.keeps and not view.preemptible[i]:
+            fixed[i] = LAST
+        elif sizing.by_pass and not view.at_pass_end[i]:
+            last = view.passes[i] + 1 >= sizing.last_pass[view.job[i]]
+            fixed[i] = LAST if last else HOLDS
     return fixed
 
 
@@ -188,22 +200,6 @@ def gangs(view, sizing, order, work, scale, elapsed, cost, pace):  # type: ignor
         view.preemptible, fixed_sizes(view, sizing), view.gpus.copy(), integers(n), integers(n),
         integers(n),
     )  # fmt: skip
-
-
-@helper(counted=False)
-def fix_sizes(view, sizing, fixed):  # type: ignore[no-untyped-def]
-    """Note how free the size of every job is."""
-    for i in range(len(fixed)):
-        if view.gpus[i] == 0:
-            continue
-        if len(view.draining) > 0 and view.draining[i]:
-            fixed[i] = PINNED
-        elif sizing.keeps and not view.preemptible[i]:
-            fixed[i] = LAST
-        elif sizing.by_pass and not view.at_pass_end[i]:
-            last = view.passes[i] + 1 >= sizing.last_pass[view.job[i]]
-            fixed[i] = LAST if last else HOLDS
-    return 0
 
 
 @helper(counted=False)

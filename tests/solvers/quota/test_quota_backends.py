@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -272,21 +270,3 @@ def test_first_answer_is_an_answer(seed: int) -> None:
     best = optimum(plan)
     assert best is not None
     assert monitor.objective >= best
-
-
-def test_a_fresh_process_answers_like_any_other() -> None:
-    """Lexicographic rest and ties too, whether kernels were loaded before or not."""
-    script = (
-        "from optsched import QuotaJob, QuotaPlan, solve\n"
-        "jobs = [QuotaJob('a', minimum=2, maximum=6, must_run=True),\n"
-        "        QuotaJob('b', minimum=2, maximum=6, must_run=True),\n"
-        "        QuotaJob('c', minimum=1, maximum=5, weight=4, must_run=True)]\n"
-        "p = QuotaPlan(jobs, nodes=[15], objective='max_min')\n"
-        "print(p.quota(solve(p, 'quota', iterations=10).schedule))\n"
-        "jobs = [QuotaJob('a', [2], utility=[1], must_run=True, current={'n1': 2}),\n"
-        "        QuotaJob('b', [2], utility=[1], must_run=True)]\n"
-        "q = QuotaPlan(jobs, nodes=[4, 4])\n"
-        "print(q.tidiness(solve(q, 'auto', iterations=10).schedule))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["{'a': 5, 'b': 5, 'c': 5}", "(2, 0, 0)"], done.stderr
