@@ -129,6 +129,7 @@ class Allocation(RulePolicy):
         self.score = one_of("options.score", score, ("weight", "remaining"))
         self.p = number("options.p", -1.0 if p is None else p, -10.0, 1.0)
         self.clairvoyant = boolean("options.clairvoyant", clairvoyant)
+        self.rule = share_goodput if objective == "goodput" else share_levels  # compiles faster
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
         """When sizes may change, and the options as numbers."""
@@ -137,11 +138,6 @@ class Allocation(RulePolicy):
             return known, self.p
         options = self.of == "speed", self.score == "remaining"
         return known, OBJECTIVES.index(self.objective), *options
-
-    @property
-    def rule(self) -> Any:
-        """The rule of the objective; a smaller one compiles faster."""
-        return share_goodput if self.objective == "goodput" else share_levels
 
     def decide(self, view: ClusterView) -> Decision:
         """GPUs now, on clusters of several types with their nodes."""

@@ -74,7 +74,8 @@ def assigned(view: ClusterView, types: Types, fixed: IntArray) -> IntArray:
 
     A running job stays on its type.
     """
-    chosen, left, sizes = types.held.copy(), types.free.copy(), len(view.size)
+    chosen: IntArray = types.held.copy()
+    left, sizes = types.free.copy(), len(view.size)
     first = view.size_ptr[:-1]
     for i in np.flatnonzero((chosen >= 0) & (fixed != PINNED)).tolist():
         left[chosen[i]] += view.gpus[i]

@@ -186,12 +186,12 @@ def prior(workload: Workload, pooling: bool) -> Prior:
 
 def memory(jobs: int, pools: int, sigma: float) -> Memory:
     """Before the first view."""
-    return Memory(
+    return Memory._make([
         np.array([-1, 0, 0]), np.zeros(jobs, np.int64), np.zeros(jobs, np.bool_),
         np.full(jobs, -1), np.zeros(jobs), np.full(jobs, sigma**2),
         np.zeros(pools, np.bool_), np.zeros(pools, np.int64), *np.zeros((5, pools)),
         np.zeros(pools, np.int64), np.zeros((4, CELLS)),
-    )  # fmt: skip
+    ])  # fmt: skip
 
 
 @helper(counted=False)
