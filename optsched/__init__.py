@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from optsched.solving.solve import solve
     from optsched.solving.solver import solvers
 
-_HOME = {
+_MODULE_OF = {
     name: module
     for module, names in {
         "arraypipe": "ArrayTrainer Job RunConfig",  # not in `__all__`: they need torch
@@ -114,8 +114,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load public names on first use: `import optsched` stays instant."""
-    if name in _HOME:
-        value = getattr(import_module(f"optsched.{_HOME[name]}"), name)
+    if name in _MODULE_OF:
+        value = getattr(import_module(f"optsched.{_MODULE_OF[name]}"), name)
     elif name == "stop":
         value = import_module("optsched.solving.stop")
     elif name in _MODULES:

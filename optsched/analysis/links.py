@@ -62,7 +62,7 @@ def links(schedule: Schedule) -> Links:
 
 
 def tight_links(schedule: Schedule) -> Links:
-    """Those `links` whose head starts as early as the tail allows."""
+    """Links with a head that starts as early as the tail allows."""
     if schedule.start is None:
         raise InputError("this graph is not scheduled: it has no starts")
     found, period = links(schedule), schedule.period or 0
@@ -102,6 +102,6 @@ def to_networkx(schedule: Schedule) -> networkx.DiGraph[int]:
         else:
             fields |= {"kind": "machine", "resource": resource}
         edges.append((weight - tokens * (s.period or 0), i, j, fields))
-    edges.sort(key=lambda edge: edge[0])  # stable; later edges replace earlier ones
+    edges.sort(key=lambda edge: edge[0])  # stable; a later edge replaces an earlier one
     graph.add_edges_from((i, j, fields) for _, i, j, fields in edges)
     return graph

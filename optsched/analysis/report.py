@@ -61,7 +61,7 @@ class Report:
     ``status`` are claims of the document (default of the value: the span); ``gap`` is
     ``objective / lower_bound - 1``, None without a positive bound; ``solver`` is "" if unknown.
     ``throughput`` is the iterations of all jobs per second, and ``iterations`` has one row per job;
-    None and () unless it is a job array. ``path_is_complete``: the critical path reaches from time
+    None and () unless it is a job array. ``path_is_complete``: the critical path leads from time
     0 or a release to the end, or all the way round a period. ``least_period`` is the length of the
     critical cycle, rounded up: where it is below the period, the same orders could repeat faster.
     """

@@ -98,7 +98,7 @@ def _resources(rows: Csr, operation: IntArray) -> Csr:
 
 
 def _arcs(s: Schedule, number: IntArray) -> Arcs:
-    """Iteration t of the head waits for iteration t - distance of the tail."""
+    """Iteration t of the head follows iteration t - distance of the tail."""
     cycles = len(number)
     tail, head, lag, distance = s.arcs
     parts = []

@@ -47,7 +47,7 @@ class Limits:
     iterations
         Solver-specific steps (see each solver); results depend on them, never on the clock.
     target
-        Stop at the first schedule whose objective is at most this.
+        Stop at the first schedule with at most this objective.
     workers
         Cores that may be busy; default ``min(2, available)``.
     seed

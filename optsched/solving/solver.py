@@ -127,7 +127,7 @@ def solver(name: str, kind: str = "jobshop") -> Solver:
     Raises
     ------
     InputError
-        Unknown name; the message lists the installed ones.
+        Unknown name; the message lists the installed solvers.
     UnsupportedProblem
         It solves other kinds of problems.
     """
