@@ -72,8 +72,7 @@ def pipeline_bound(graph: Schedule) -> int:
 
 
 def test_never_above_the_optimum() -> None:
-    """Every relaxation of small pipelines with all features; some bounds beat the plain ones."""
-    better = 0
+    """Every relaxation of small pipelines with all features (`test_by_hand`: some are better)."""
     for seed in range(depth(30, 140)):
         graph = pipeline(seed).graph()
         best = optimum(graph)
@@ -82,8 +81,6 @@ def test_never_above_the_optimum() -> None:
         for relaxation in all_relaxations(graph):
             value = improved(relaxation, 0)
             assert value <= best, (seed, relaxation.name, value, best)
-        better += pipeline_bound(graph) > makespan_bound(graph)
-    assert better
 
 
 def test_growing_heads_and_tails_hold_in_every_schedule() -> None:
