@@ -72,15 +72,6 @@ def test_a_file(cli: Cli) -> None:
     assert "place=zigzag(devices," in done.out
 
 
-def test_the_objective_of_a_file(cli: Cli) -> None:
-    """It counts unless another one is asked for."""
-    job = JobArray([[1] * 3], [[2] * 3], micro_batches=4, objective="period", multiplicity=2)
-    job.write(cli.folder / "x.jobarray.json")
-    assert "period" in cli("pipeline", "one_f_one_b", "x.jobarray.json").out
-    for words in (["--objective", "makespan"], ["--objective", "period"]):
-        assert words[1] in cli("pipeline", "gpipe", "x.jobarray.json", *words).out
-
-
 def test_no_published_bubble_is_no_complaint(cli: Cli) -> None:
     """Blocks without time have none, which is no error of the user's."""
     assert " = " not in cli("pipeline", "gpipe", *SMALL, "--forward", 0).out

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from itertools import combinations, pairwise
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from optsched import JobArray
 from optsched.errors import InputError
-from optsched.pipelines.cuts import balanced, naive
+from optsched.pipelines.cuts import naive
 from optsched.pipelines.models import MODELS, Layer, model_of
 from optsched.pipelines.profiles import bytes_of, forward_time, job_array_fields, stages_of
 
@@ -66,21 +65,6 @@ def test_a_model_of_ones_own() -> None:
 # partition
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=9), st.data())
-def test_balanced_is_optimal(costs: list[int], data: st.DataObject) -> None:
-    """No other cut has a smaller largest stage (all cuts tried)."""
-    stages = data.draw(st.integers(1, len(costs)))
-    cuts = balanced(costs, stages)
-    assert cuts[0] == 0 and cuts[-1] == len(costs) and len(cuts) == stages + 1
-    assert all(a < b for a, b in pairwise(cuts))
-
-    def largest(ends: tuple[int, ...]) -> int:
-        return max(sum(costs[a:b]) for a, b in pairwise((0, *ends, len(costs))))
-
-    best = min(largest(ends) for ends in combinations(range(1, len(costs)), stages - 1))
-    assert largest(tuple(cuts[1:-1])) == best
-
-
 @given(st.integers(1, 60), st.data())
 def test_naive_counts_differ_by_one(layers: int, data: st.DataObject) -> None:
     """Equal layer counts, as far as they divide."""
@@ -128,18 +112,6 @@ def test_fields_by_hand() -> None:
     assert fields["state"][0, 0] == 8 * first.params
     assert fields["switch"][0, 0] == ceil(8 * first.params / 150_000)
     assert fields["update"][0, 0] == ceil(16 * first.params / 1_500_000)
-
-
-@given(NAMES, st.integers(1, 12), st.integers(1, 500), st.booleans())
-def test_larger_batches_cost_more(name: str, stages: int, batch: int, naive_cut: bool) -> None:
-    """Times and bytes never fall with the batch size; time per sample never rises."""
-    partition: Any = "naive" if naive_cut else "balanced"
-    fields = job_array_fields(name, stages, [batch, 2 * batch, 3 * batch], partition=partition)
-    for key in ("forward", "backward", "lag_forward", "activation", "checkpoint"):
-        assert (np.diff(fields[key], axis=0) >= 0).all(), key
-    small, large = fields["forward"][0], fields["forward"][1]
-    assert (large <= 2 * small).all()
-    assert (fields["backward"] <= 2 * fields["forward"]).all()
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

@@ -53,7 +53,7 @@ MAX_UNROLLED: Final = 60_000
 """Operations of an unrolled cycle without memory limits."""
 
 MAX_CAPPED: Final = 10_000
-"""The same with memory limits, where the banker's check of every block looks at all open ones."""
+"""The same with memory limits, where the banker's check of a block looks at all open blocks."""
 
 CHECK: Final = 3e-9
 """Seconds that the banker's check spends on one micro-batch."""
@@ -279,7 +279,7 @@ def one_by_one(graph: Schedule) -> PeriodicOrders:
 def constructions(
     graph: Schedule, monitor: Monitor, rules: tuple[str, ...] | None = None
 ) -> Iterator[tuple[Found | None, str]]:
-    """Yield constructed orders with the name of their rule, quick and likely good ones first.
+    """Yield constructed orders with the name of their rule, quick and promising rules first.
 
     Repeating a single iteration works whenever a list schedule of it does.
     """

@@ -66,7 +66,7 @@ class CpSat:
         return Support(True)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Search until a proof or a limit, from the monitor's orders or from constructed ones.
+        """Search until a proof or a limit, from the monitor's or from constructed orders.
 
         A refuted period raises the bound, because a feasible schedule stays feasible for every
         longer period.
@@ -257,7 +257,7 @@ class CycleModel:
                 model.add(self.start[earlier[0]] <= self.start[later[0]])
 
     def _resource(self, r: int, on: list[int]) -> None:
-        """No overlap within the window of resource r, whose first operation is `cut`."""
+        """No overlap within the window of resource r, which begins with `cut`."""
         graph, model, duration = self.graph, self.model, self.graph.duration.tolist()
         cut = next((i for i in on if graph.job[i] == self.leader), on[0])
         begin = self.seen[cut] = self.start[cut]

@@ -279,7 +279,7 @@ def shift(cycle, state, u, v, step):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def keep_best(node):  # type: ignore[no-untyped-def]
-    """Keep the present orders as the best ones."""
+    """Copy the present orders to the best orders."""
     for i in range(len(node)):
         node[i].best_after = node[i].after
         node[i].best_tokens = node[i].tokens

@@ -1,4 +1,4 @@
-"""Local search for periods: tabu walks on ordered cycles, restarted near the best ones."""
+"""Local search for periods: tabu walks on ordered cycles, restarted near the best orders."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _ANY: Final = 1 << 60
 
 
 def solve(problem: Problem, limits: Limits, monitor: Monitor, patience: int = PATIENCE) -> Result:
-    """Walk from the monitor's orders, or from constructed ones, until a limit.
+    """Walk from the monitor's or from constructed orders, until a limit.
 
     One iteration is one move (or one construction). Nothing is ever proved.
     """
@@ -231,6 +231,6 @@ class Tabu:
         return Support(True)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Walk from the best known orders, or from constructed ones, until a limit."""
+        """Walk from the best known or from constructed orders, until a limit."""
         patience = integer("options.patience", limits.options.get("patience", PATIENCE), 1, 2**31)
         return solve(problem, limits, monitor, patience)
