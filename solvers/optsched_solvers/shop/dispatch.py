@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.solving.result import Result
+from optsched_solvers._loading import load
 from optsched_solvers.shop.rules import RULES, supported_graph, supported_objective, try_rules
 
 if TYPE_CHECKING:
@@ -50,7 +51,9 @@ class Dispatch:
         graph = problem.graph()
         tried = try_rules(graph, limits, monitor, rules)
         if search:
-            from optsched_solvers.shop.late_acceptance import improve
+            if not load(monitor, "shop.job_orders"):
+                return Result("unknown")
+            from optsched_solvers.shop.job_orders import improve
 
             remaining = None if limits.iterations is None else limits.iterations - tried
             improve(graph, monitor, seed=limits.seed, iterations=remaining)

@@ -28,7 +28,7 @@ DEVICE = record("memory initial level first_ready n_ready free_at last best best
 BLOCK = record("unit phase n_before available waiting start")
 UNIT = record("job enters drains new_enters new_drains enter_rank drain_rank entry")
 JOB = record("first_unit n_seen kind")
-WALK = record("random value best n_improved")
+WALK = record("random value best")
 
 FILLS, DRAINS, LATE = 0, 1, 2
 """Phases of a block: forward; backward; weight gradients and updates, which nothing waits for."""
@@ -64,6 +64,7 @@ def improve(
     seed: int,
     iterations: int | None = None,
     seconds: float = float("inf"),
+    from_rules: bool = True,
 ) -> int:
     """Anneal in rounds until a limit; returns the number of list schedules made.
 
@@ -77,6 +78,8 @@ def improve(
         Equal seeds and numbers of iterations give equal schedules.
     iterations, seconds
         Limits: list schedules in all, time.
+    from_rules
+        Whether the first round starts from the best job rule; others start from random orders.
     """
     if not is_pipeline(graph):
         return 0
@@ -85,7 +88,7 @@ def improve(
     while not search.is_over():
         hottest, mirrored = ROUNDS[k % len(ROUNDS)]
         walk = Annealing(graph, int(random.integers(2**62)), mirrored)
-        if k == 0:
+        if k == 0 and from_rules:
             search.begin_with_rules(walk, Dispatcher(graph, seed))
         else:
             search.begin(walk, random.permutation(len(walk.job)))
@@ -234,7 +237,8 @@ def _units(graph: Schedule, mirrored: bool) -> tuple[Any, Any, Any]:
 def _kinds(graph: Schedule) -> IntArray:
     """Equal numbers for jobs whose blocks are equal: exchanging them changes nothing."""
     columns = np.stack([
-        np.unique(graph.kind, return_inverse=True)[1].ravel(), graph.duration, graph.single_resource, graph.setup_in, graph.setup_out, graph.acquire,
+        np.unique(graph.kind, return_inverse=True)[1].ravel(), graph.duration,
+        graph.single_resource, graph.setup_in, graph.setup_out, graph.acquire,
         graph.free, graph.workspace, graph.release,
     ])  # fmt: skip
     found: dict[bytes, int] = {}
@@ -487,15 +491,14 @@ def _change_drains(unit, a, b, swap):  # type: ignore[no-untyped-def]
     types.float64, counted=False,
 )  # fmt: skip
 def anneal(op, arc, device, block, unit, job, walk, ready, order, best_order, moves, temperature):  # type: ignore[no-untyped-def]
-    """Metropolis moves at one temperature; returns the number of improvements of the best.
+    """Metropolis moves at one temperature; returns the best makespan so far.
 
     A move is accepted if it raises the makespan by at most ``-temperature ln(u)``, u uniform: that
     threshold is drawn first, so that a list schedule is left as soon as it exceeds it.
     """
     w = walk[0]
     n = len(unit)
-    n_improved = 0
-    for k in range(max(moves, 1)):
+    for _ in range(max(moves, 1)):
         for p in range(n):
             unit[p].new_enters = unit[p].enters
             unit[p].new_drains = unit[p].drains
@@ -517,7 +520,6 @@ def anneal(op, arc, device, block, unit, job, walk, ready, order, best_order, mo
             unit[p].drains = unit[p].new_drains
         if value < w.best:
             w.best = value
-            n_improved += 1
             for i in range(len(order)):
                 best_order[i] = order[i]
-    return n_improved
+    return w.best

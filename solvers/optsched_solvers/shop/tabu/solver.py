@@ -15,7 +15,6 @@ from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
 from optsched_solvers._portfolio import SubSearch
-from optsched_solvers.shop.late_acceptance import improve
 from optsched_solvers.shop.rules import (
     KERNELS,
     RULES,
@@ -54,10 +53,12 @@ SLICE = 0.012
 NOISE = 0.3
 """Noise on a rule's ranks for a new start, as a share of the operations."""
 
-JOB_ORDER_SHARE = 4
+JOB_ORDER_SHARE = 2
 """The search on job orders gets the limit divided by this, before the moves."""
-JOB_ORDER_PATIENCE = 3000  # list schedules without a better one
-FRESH_JOB_ORDERS = 200  # list schedules for every further start
+JOB_ORDER_SECONDS = 60.0
+"""Longest search on job orders."""
+FRESH_JOB_ORDERS = 2000
+"""List schedules for every further start."""
 
 MOST_SWAPS = 20_000
 """Most exchanges on a path, which is not cut into slices."""
@@ -65,7 +66,10 @@ LARGE = 20_000
 """Operations from which the pool holds two elites only: distances are slow to compute."""
 
 
-MODULES = (*KERNELS, "shop.tabu.neighbourhoods", "shop.tabu.state", "shop.tabu.path_relinking")
+MODULES = (
+    *KERNELS, "shop.job_orders", "shop.tabu.neighbourhoods", "shop.tabu.state",
+    "shop.tabu.path_relinking",
+)  # fmt: skip
 """Modules with kernels."""
 
 
@@ -135,11 +139,13 @@ class _Search:
 
     def search_job_orders(self) -> None:
         """On pipelines the orders of jobs decide first; moves polish what they reach."""
+        from optsched_solvers.shop.job_orders import improve
+
         budget = None if self.moves_left is None else self.moves_left // JOB_ORDER_SHARE
+        seconds = min(JOB_ORDER_SECONDS, self.monitor.remaining / JOB_ORDER_SHARE)
         made = improve(
-            self.graph, self.monitor, seed=self.limits.seed, iterations=budget,
-            seconds=self.monitor.remaining / JOB_ORDER_SHARE, patience=JOB_ORDER_PATIENCE,
-        )  # fmt: skip
+            self.graph, self.monitor, seed=self.limits.seed, iterations=budget, seconds=seconds
+        )
         if self.moves_left is not None:
             self.moves_left -= made
 
@@ -170,9 +176,12 @@ class _Search:
 
     def job_orders(self) -> IntArray | None:
         """Make a schedule by a short search on job orders."""
+        from optsched_solvers.shop.job_orders import improve
+
         short = SubSearch(Limits(iterations=FRESH_JOB_ORDERS), self.monitor.should_stop)
         seed = int(self.random.integers(2**31))
-        self.spend(improve(self.graph, short, seed=seed, iterations=FRESH_JOB_ORDERS))
+        made = improve(self.graph, short, seed=seed, iterations=FRESH_JOB_ORDERS, from_rules=False)
+        self.spend(made)
         return None if short.solution is None else order_of(self.graph, short.solution)
 
     def dispatched(self) -> IntArray:
