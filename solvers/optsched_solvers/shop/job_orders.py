@@ -1,9 +1,10 @@
 """Simulated annealing over the orders in which jobs enter and leave a pipeline.
 
 A point is two orders of units (pairs of job and micro-batch): one for forward blocks, one for
-backward blocks, and a flag per device, whether it prefers backward blocks. A point is decoded by a
-non-delay list schedule in which units enter the pipeline in the first order and a forward block
-is placed only where its memory fits, so memory caps need no repair. Its value is the makespan.
+backward blocks, and two flags per device: whether it prefers backward blocks, and whether it waits
+for a block of higher priority (active instead of non-delay). A point is decoded by a list schedule
+in which units enter the pipeline in the first order and a forward block is placed only where its
+memory fits, so memory caps need no repair. Its value is the makespan.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from optsched.model.schedule import Csr, IntArray, Schedule
     from optsched.solving.monitor import Monitor
 
-DEVICE = record("memory initial level first_ready n_ready free_at last best best_time drains_first")
+DEVICE = record(
+    "memory initial level first_ready n_ready free_at last best best_time drains_first waits"
+)
 BLOCK = record("unit phase n_before available waiting start")
 UNIT = record("job enters drains new_enters new_drains enter_rank drain_rank entry")
 JOB = record("first_unit n_seen kind")
@@ -271,23 +274,43 @@ def _key(device, block, unit, n_units, i):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
+def _start(op, device, block, i):  # type: ignore[no-untyped-def]
+    """Earliest start of block i at the end of its device's order."""
+    at = device.free_at
+    if device.last >= 0 and op[device.last].family != op[i].family:
+        at += op[device.last].setup_out + op[i].setup_in
+    return max(at, block[i].available)
+
+
+@helper(counted=False, inline=True)
 def _select(op, device, block, unit, ready):  # type: ignore[no-untyped-def]
-    """The block that can start first on a device, by priority among several."""
+    """The next block of a device: the first to start, by priority among several.
+
+    A device that waits takes the first by priority of all that can start before another ends.
+    """
     device.best = -1
     device.best_time = NEVER
     best_key = 0
-    for k in range(device.first_ready, device.first_ready + device.n_ready):
+    latest = NEVER
+    begin = device.first_ready
+    if device.waits:
+        for k in range(begin, begin + device.n_ready):
+            i = ready[k]
+            if device.level + op[i].need <= device.memory:
+                latest = min(latest, _start(op, device, block, i) + op[i].duration)
+    for k in range(begin, begin + device.n_ready):
         i = ready[k]
         if device.level + op[i].need > device.memory:
             continue
-        at = device.free_at
-        if device.last >= 0 and op[device.last].family != op[i].family:
-            at += op[device.last].setup_out + op[i].setup_in
-        at = max(at, block[i].available)
-        if at > device.best_time:
+        at = _start(op, device, block, i)
+        if device.waits:
+            if at >= latest and device.best >= 0:
+                continue
+        elif at > device.best_time:
             continue
         key = _key(device, block, unit, len(unit), i)
-        if at < device.best_time or key < best_key:
+        is_first = at < device.best_time and not device.waits
+        if device.best < 0 or is_first or key < best_key:
             device.best = k
             device.best_time = at
             best_key = key
@@ -419,6 +442,9 @@ def _move(w, device, unit, job):  # type: ignore[no-untyped-def]
     choice = _random_below(w, 100)
     if choice >= 97:
         m = _random_below(w, len(device))
+        if choice == 99:
+            device[m].waits = 1 - device[m].waits
+            return len(device) + m
         device[m].drains_first = 1 - device[m].drains_first
         return m
     a = _random_below(w, n)
@@ -511,7 +537,9 @@ def anneal(op, arc, device, block, unit, job, walk, ready, order, best_order, mo
             limit += int(-temperature * math.log(u))
         value = _decode(op, arc, device, block, unit, job, ready, order, limit)
         if value == STUCK or value > limit:
-            if flipped >= 0:
+            if flipped >= len(device):
+                device[flipped - len(device)].waits = 1 - device[flipped - len(device)].waits
+            elif flipped >= 0:
                 device[flipped].drains_first = 1 - device[flipped].drains_first
             continue
         w.value = value
