@@ -274,6 +274,13 @@ def _key(device, block, unit, n_units, i):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
+def _fits(op, device, i):  # type: ignore[no-untyped-def]
+    """Whether the memory left is enough, and what the block frees is held."""
+    level = device.level
+    return level + op[i].need <= device.memory and level + op[i].acquire >= op[i].free
+
+
+@helper(counted=False, inline=True)
 def _start(op, device, block, i):  # type: ignore[no-untyped-def]
     """Earliest start of block i at the end of its device's order."""
     at = device.free_at
@@ -296,11 +303,11 @@ def _select(op, device, block, unit, ready):  # type: ignore[no-untyped-def]
     if device.waits:
         for k in range(begin, begin + device.n_ready):
             i = ready[k]
-            if device.level + op[i].need <= device.memory:
+            if _fits(op, device, i):
                 latest = min(latest, _start(op, device, block, i) + op[i].duration)
     for k in range(begin, begin + device.n_ready):
         i = ready[k]
-        if device.level + op[i].need > device.memory:
+        if not _fits(op, device, i):
             continue
         at = _start(op, device, block, i)
         if device.waits:
