@@ -43,7 +43,7 @@ class Greedy:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[Workload, Nodes]:
+def cases(draw: st.DrawFn) -> tuple[list[Job], Workload, Nodes]:
     """Jobs that fit, on nodes of up to three types with few CPUs and little memory."""
     rows = st.tuples(
         st.integers(1, 4), st.sampled_from(TYPES), st.sampled_from([math.inf, 6.5, 12.0]),
@@ -62,8 +62,10 @@ def cases(draw: st.DrawFn) -> tuple[Workload, Nodes]:
     ]  # fmt: skip
     work = Workload.of(jobs)
     free, idle = list(gpus), list(zip(cpus, memory, strict=True))
-    kept = [j for j in range(len(work)) if placed(work[j], nodes, free, idle)]
-    return work.take(kept or [0]), nodes
+    named = {job.name: job for job in jobs}
+    kept = [j for j, name in enumerate(work.names) if placed(named[name], nodes, free, idle)]
+    work = work.take(kept or [0])
+    return [named[name] for name in work.names], work, nodes
 
 
 def speed(job: Job, kind: str) -> float:
@@ -95,10 +97,10 @@ def placed(job: Job, nodes: Nodes, free: list[int], idle: list[Any]) -> dict[int
     return {}
 
 
-def by_events(work: Workload, nodes: Nodes) -> list[tuple[int, int, int, dict[int, int]]]:
+def by_events(jobs: list[Job], nodes: Nodes) -> list[tuple[int, int, int, dict[int, int]]]:
     """Job, start, end and nodes of every stay."""
     free, idle = list(nodes.gpus), list(zip(nodes.cpus, nodes.memory_gb, strict=True))
-    jobs, running, found = list(work), dict[int, Any](), []
+    running, found = dict[int, Any](), []
     pending, now = list(range(len(jobs))), 0
     while pending or running:
         for j in [j for j in running if running[j][0] == now]:
@@ -121,18 +123,18 @@ def by_events(work: Workload, nodes: Nodes) -> list[tuple[int, int, int, dict[in
 
 
 @given(cases())
-def test_against_a_plain_simulation(case: tuple[Workload, Nodes]) -> None:
+def test_against_a_plain_simulation(case: tuple[list[Job], Workload, Nodes]) -> None:
     """Starts, ends and nodes of every job; what never fits is refused."""
-    work, nodes = case
+    jobs, work, nodes = case
     idle = list(zip(nodes.cpus, nodes.memory_gb, strict=True))
-    if not all(placed(job, nodes, list(nodes.gpus), idle) for job in work):
+    if not all(placed(job, nodes, list(nodes.gpus), idle) for job in jobs):
         with pytest.raises(InputError, match=r"do not fit|the cluster has"):
             simulate(work, Greedy(), nodes)
         return
     log = simulate(work, Greedy(), nodes).log
     rows = [dict(zip(log.node[a:b].tolist(), log.count[a:b].tolist(), strict=True))
             for a, b in zip(log.node_ptr, log.node_ptr[1:], strict=False)]  # fmt: skip
-    assert list(zip(log.job, log.start, log.end, rows, strict=True)) == by_events(work, nodes)
+    assert list(zip(log.job, log.start, log.end, rows, strict=True)) == by_events(jobs, nodes)
 
 
 @pytest.mark.parametrize("name", sorted(set(policies.names()) - {"lucid"}))
@@ -173,8 +175,12 @@ def test_traces_with_types(tmp_path: Path) -> None:
     write_trace(work, tmp_path / "u.csv")
     assert read_trace(tmp_path / "u.csv").changed(name=work.name) == work
     for old, new, message in (
-        (",2,,4,", ",-1,,4,", r't.csv:2 \(job "a"\): speed:A100: expected a speed in 0..1000'),
-        (",32.5", ",x", r"memory_per_gpu_gb: expected GB by GPU"),
+        (
+            ",2,,4,",
+            ",-1,,4,",
+            r't.csv:2: job "a": speeds\["A100"\]: expected a number >= 0 and <= 1000',
+        ),
+        (",32.5", ",x", r"memory_per_gpu_gb: expected a number"),
         ("speed:V100", "speed:", "unknown column"),
         ("speed:V100", "speed:A100", "twice"),
     ):
