@@ -110,8 +110,8 @@ def from_slurm(text: str, name: str = "topology.conf", topology: str | None = No
             raise InputError(f"{row.place}: a switch has either Switches or Nodes")
         if row.kind == "BlockSizes":
             multiples = _sizes(row.value, row.place)
-        lists = [_hosts(part, row.place) for part in (row.nodes, row.switches)]
-        found[row.kind][key] = Entry(row.place, *lists)
+        nodes, children = _hosts(row.nodes, row.place), _hosts(row.switches, row.place)
+        found[row.kind][key] = Entry(row.place, nodes, children)
     entries = switches or blocks
     if not entries:
         raise InputError(f"{name}: has neither switches nor blocks{looks_like(text)}")
