@@ -169,7 +169,8 @@ def run(
         Operations in the order of dispatch, and the start of every operation; None if the rule
         got stuck (memory, or a limit that this graph cannot keep).
     """
-    n, limits = len(priority), [] if slot_limit is None else slot_limit
+    n = len(priority)
+    limits: Any = [] if slot_limit is None else slot_limit
     # an order that keeps the memory limits is accepted, even if the banker would refuse it
     for is_banked in (False, True) if mode == Mode.IN_ORDER else (True,):
         state = np.empty(n, STATE)

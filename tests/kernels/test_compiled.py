@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from optsched.kernels import compile as compiled
-from optsched.kernels.background import LOCKS, LOG, compile_all
+from optsched.kernels.background import LOCKS, LOG
 from optsched.kernels.compile import INT, INTS, copy, entry, helper
 from optsched.kernels.plain_python import in_python, run
 
@@ -58,14 +58,6 @@ def test_an_entry_is_compiled_at_its_first_call(here: Path) -> None:
     again = made(3)
     assert again.ready
     assert again(np.array([1, 2])) == 9
-
-
-def test_arguments_are_converted_as_declared(here: Path) -> None:
-    """One signature: another type is refused, not compiled for."""
-    kernel = made(2)
-    with pytest.raises(TypeError):
-        kernel(np.array([1.5]))
-    assert len(kernel.signatures) <= 1
 
 
 def test_a_name_says_what_a_kernel_is_made_of(here: Path) -> None:
@@ -179,11 +171,3 @@ def test_processes_share_the_work(tmp_path: Path) -> None:
     both = [script(tmp_path, *lines) for _ in range(2)]
     assert [one.wait() for one in both] == [0, 0]
     assert (tmp_path / LOG).read_text().count(SMALL) == 1
-
-
-def test_progress_reaches_the_end(here: Path) -> None:
-    """The watcher hears how many are there."""
-    heard: list[int] = []
-    compile_all([copied := made(8)], 0, heard.append)
-    assert heard[-1] == 1
-    assert copied.ready

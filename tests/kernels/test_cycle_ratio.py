@@ -127,29 +127,15 @@ def test_deadlock_in_words() -> None:
     assert array.evaluate_orders([[3, 0, 4, 7], [2, 1, 5, 6]], [0, 0, 1, 1, 0, 0, 0, 0]) > 0
 
 
-def test_debt_in_words() -> None:
-    """An offset that runs a gradient a cycle before its forward pass says so."""
-    array = JobArray([[1]], [[2]], objective="period")
-    with pytest.raises(CyclicOrder, match="1 cycle earlier"):
-        array.evaluate_orders([[0, 1]], [1, 0])
-    assert array.evaluate_orders([[1, 0]], [0, 1]) == array.evaluate_orders([[1, 0]], [-5, -4]) == 3
-
-
 HOSTILE: dict[str, tuple[Any, Any, str]] = {
     "too few rows": ([[0, 3, 4, 7]], None, "expected 2 rows"),
-    "a missing block": ([[0, 3, 4], [1, 2, 5, 6]], None, "sequences[0]: operation 7 is missing"),
     "a doubled block": ([[0, 3, 4, 7, 7], [1, 2, 5, 6]], None, "operation 7 appears twice"),
     "a foreign block": ([[0, 3, 4, 1], [7, 2, 5, 6]], None, "operation 1 does not use"),
     "no operation": ([[0, 3, 4, 99], [1, 2, 5, 6]], None, "operation 99 does not use"),
     "a float": ([[0, 3, 4, 7.0], [1, 2, 5, 6]], None, "expected an integer, got 7.0"),
-    "a bool": ([[False, 3, 4, 7], [1, 2, 5, 6]], None, "expected an integer, got False"),
-    "no rows": (7, None, "integers"),
     "offsets too short": (None, [0] * 7, "offsets: expected 8 integers"),
-    "offsets as floats": (None, [0.0] * 8, "offsets: expected integers"),
     "offsets as bools": (None, [True] * 8, "offsets: expected integers"),
-    "offsets in rows": (None, [[0], [0, 0]], "offsets: "),
     "huge offsets": (None, [0] * 7 + [2**62], "offsets[7]: expected -2^53..2^53"),
-    "beyond 64 bits": (None, [0] * 7 + [2**70], "offsets: expected integers"),
     "far apart": (None, [0, 2**53] * 4, f"{2**53} cycles earlier"),
 }
 
