@@ -8,7 +8,6 @@ Carlier & Pinson (1990), Martin & Shmoys (1996).
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 from optsched.model.schedule import Csr
@@ -16,11 +15,10 @@ from optsched.solving.limits import Limits
 from optsched.solving.result import Result
 from optsched_solvers._loading import load
 from optsched_solvers._portfolio import SubSearch
-from optsched_solvers.shop.late_acceptance import improve
 from optsched_solvers.shop.proof.destructive import Climb
 from optsched_solvers.shop.proof.state import MOST_LITERALS, n_literals
 from optsched_solvers.shop.proof.tree import REFUTED, SHAVED, DisjunctiveTree
-from optsched_solvers.shop.rules import is_pipeline, order_of, supported_graph, try_rules
+from optsched_solvers.shop.rules import supported_graph, try_rules
 from optsched_solvers.shop.tabu.solver import MODULES, Tabu
 
 if TYPE_CHECKING:
@@ -44,12 +42,6 @@ POLISH_MOVES: Final = 8
 """Moves of tabu search for every node, which takes the time of 20 to 40 moves."""
 POLISH_TIME: Final = 0.1
 """Largest share of the remaining time for one search."""
-POLISH_SLICE: Final = 500
-"""Moves of the first slice of a walk."""
-SHORT_PIPELINE: Final = 100
-"""Operations; up to here one walk is enough, and the proof gets the remaining time."""
-MOVES_PER_LIST: Final = 300
-"""Moves that take the time of one list schedule, in the search on job orders of pipelines."""
 
 
 def search(graph: Schedule, limits: Limits, monitor: Monitor, *, polish: bool = True) -> Result:
@@ -231,29 +223,8 @@ class _Search:
         search = SubSearch(limits, self._over)
         search.incumbent(self.sequences, self.upper)
         search.bound(self.lower)
-        if is_pipeline(self.graph) and self.graph.n_operations <= SHORT_PIPELINE:
-            self._walk(limits, search)
-        else:
-            Tabu().solve(self.graph, limits, search)
+        Tabu().solve(self.graph, limits, search)
         makespan, sequences = search.best
         if makespan is not None and sequences is not None:
             self._found(sequences, makespan)
         self._import_results()
-
-    def _walk(self, limits: Limits, search: Monitor) -> None:
-        """One tabu walk from the best schedule, after a search on job orders."""
-        from optsched_solvers.shop.tabu.walk import Walk
-
-        moves = limits.iterations or 0
-        improve(self.graph, search, seed=limits.seed, iterations=moves // MOVES_PER_LIST)
-        walk = Walk(self.graph, limits.seed)
-        walk.load(order_of(self.graph, search.solution))
-        slice_ = POLISH_SLICE
-        while walk.moves < moves and not search.should_stop():
-            before, began = walk.moves, time.perf_counter()
-            status = walk.run(min(slice_, moves - before), target=self.lower)
-            if walk.best < (search.objective or 0):
-                search.incumbent(walk.best_sequences(), walk.best)
-            if status or walk.moves == before:
-                break
-            slice_ = max(16, int((walk.moves - before) * 0.01 / (time.perf_counter() - began)))
