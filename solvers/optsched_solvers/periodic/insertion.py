@@ -68,14 +68,6 @@ class Units(NamedTuple):
         path = np.maximum.reduceat(ends, first)
         return cls(frozen(np.append(first, len(rank))), frozen(operations), frozen(path))
 
-    def ordered(self, order: IntArray) -> Units:
-        """The same units in another order."""
-        sizes = np.diff(self.indptr)[order]
-        ends = np.cumsum(sizes)
-        operations = np.repeat(self.indptr[order] + sizes - ends, sizes) + np.arange(ends[-1])
-        indptr = np.append(0, ends)
-        return Units(frozen(indptr), frozen(self.operations[operations]), frozen(self.path[order]))
-
 
 class Places(NamedTuple):
     """The operations inserted so far; written by the kernel."""
