@@ -60,7 +60,6 @@ def _awkward(rng: Random, jobs: int, stages: int) -> JobArray:
     fields |= {"place": place, "devices": [f"gpu{v}" for v in range(stages)]}
     if rng.random() < 0.3:
         fields["switch"] = [[row[d] for d in place] for row in times(0.5, 3)]
-        fields["switch_on"] = rng.choice(["in", "out"])
     if rng.random() < 0.25:
         fields["recompute_mode"] = [rng.random() < 0.5 for _ in range(jobs)]
         fields |= {"recompute": times(), "recompute_as_block": rng.random() < 0.5}

@@ -70,7 +70,7 @@ JOB_ARRAY: dict[str, Any] = {
     ],
     "options": {"objective": "makespan", "recompute_mode": [True, False],
                 "recompute_as_block": True, "update_mode": "block",
-                "update_blocks_gradient": False, "microbatch_order": "fixed", "switch_on": "out",
+                "update_blocks_gradient": False, "microbatch_order": "fixed",
                 "trailing_switch": True},
 }  # fmt: skip
 DOCUMENTS = {"schedule": SCHEDULE, "jobshop": JOB_SHOP, "jobarray": JOB_ARRAY}

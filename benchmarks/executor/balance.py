@@ -23,7 +23,7 @@ from optsched import JobArray, solve
 from optsched.arraypipe import ArrayTrainer, Job, measure
 from optsched.pipelines import balanced, one_f_one_b, partition
 from optsched.pipelines.cuts import naive
-from optsched.problems.jobarray.merging import merged
+from optsched.problems.jobarray.derived import merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

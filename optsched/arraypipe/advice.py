@@ -14,7 +14,7 @@ from optsched.arraypipe.profile import RESERVE, Profile
 from optsched.io.text import NANOSECONDS, aligned, bytes_text
 from optsched.io.values import bytes_of, integer
 from optsched.pipelines import balanced, one_f_one_b
-from optsched.problems.jobarray.merging import merged
+from optsched.problems.jobarray.derived import merged
 from optsched.solving.solve import solve
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 from optsched.analysis.occupancy import peak_memory
 from optsched.errors import InputError
 from optsched.io.values import bytes_of, integer
-from optsched.problems.jobarray.merging import merged
+from optsched.problems.jobarray.derived import merged
 from optsched.problems.jobarray.problem import JobArray
 
 if TYPE_CHECKING:

@@ -114,7 +114,6 @@ def random_array(rng: Random, jobs: int = 3, stages: int = 3) -> JobArray:
         else:  # one stage only: where symmetry breaks
             where = rng.randrange(v)
             fields["switch"] = [[rng.choice([2, 9]) if s == where else 0 for s in range(v)]] * k
-        fields["switch_on"] = rng.choice(["out", "out", "in"])
         fields["trailing_switch"] = rng.random() < 0.2
     if v > 1 and rng.random() < 0.5:
         fields["lag_forward"], fields["lag_backward"] = table(0, 4, v - 1), table(0, 4, v - 1)

@@ -31,7 +31,6 @@ def random_array(draw: random.Random, jobs: int, objective: str) -> JobArray:
     return JobArray(
         table(1, 9), table(1, 9), recompute=table(0, 3), update=2, activation=table(0, 9),
         switch=[[draw.randint(0, 5)] * stages for _ in range(jobs)],
-        switch_on=draw.choice(["in", "out"]),
         lag_forward=[row[1:] for row in table(0, 2)],
         recompute_mode=[draw.random() < 0.3 for _ in range(jobs)],
         recompute_as_block=draw.random() < 0.5,

@@ -96,7 +96,6 @@ def test_the_switch_trap() -> None:
     array = ones([[100, 0], [100, 0]])
     assert best_makespan(array.graph()) == 108
     assert array.lower_bound() == 108
-    assert ones([[100, 0], [100, 0]], switch_on="in").lower_bound() == 108
 
 
 def test_setup_loss_is_the_smaller_of_switch_and_wait() -> None:

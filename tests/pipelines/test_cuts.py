@@ -16,7 +16,7 @@ import optsched
 from optsched import InputError, JobArray
 from optsched.pipelines import interleaved, one_f_one_b, partition, wrapped, zb_h1
 from optsched.pipelines.cuts import best_cuts
-from optsched.problems.jobarray.merging import merged
+from optsched.problems.jobarray.derived import merged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

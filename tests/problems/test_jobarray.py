@@ -119,8 +119,7 @@ def test_operations_and_arcs_are_the_definition(rng: Random) -> None:
         assert graph.op_resources[i].tolist() == place
         assert graph.family[i] == j
         switch = 0 if kind == "end" else int(a.switch[j, v])
-        out, into = (switch, 0) if a.switch_on == "out" else (0, switch)
-        assert (graph.setup_out[i], graph.setup_in[i]) == (out, into)
+        assert (graph.setup_out[i], graph.setup_in[i]) == (switch, 0)
         assert graph.release[i] == (a.release[j] if (kind, v) == ("F", 0) else 0)
 
 
@@ -193,7 +192,7 @@ def test_round_trip_of_names_and_choices() -> None:
 
 def test_the_hash_does_not_depend_on_identity() -> None:
     """Equal strings that are other objects (as after unpickling) write the same bytes."""
-    other = array(update_mode="".join(["fu", "sed"]), switch_on="".join(["o", "ut"]), name="x")
+    other = array(update_mode="".join(["fu", "sed"]), name="x")
     assert other == array(name="x")
     assert jobarray_json.write(other) == jobarray_json.write(array(name="x"))
 
@@ -332,7 +331,6 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"update": 1, "microbatch_order": "free"}, 'update_mode: "fused" needs'),
     ({"update_mode": "later"}, "update_mode: expected one of fused, block, global, none"),
     ({"objective": "speed"}, "objective: expected one of makespan, period"),
-    ({"switch_on": True}, "switch_on: expected one of out, in"),
     ({"time_unit": "h"}, "time_unit: expected one of"),
     ({"trailing_switch": 1}, "trailing_switch: expected True or False, got 1"),
     ({"recompute_mode": "maybe"}, "recompute_mode: expected one of never, always, choose"),

@@ -119,7 +119,7 @@ def test_no_smaller_multiplicities_would_do(batches: list[int], most: int) -> No
 def test_hostile_epochs() -> None:
     """Unknown batch sizes, and arguments out of range."""
     array = JobArray([[1], [1]], [[1], [1]], batch_size=[8, 0])
-    with pytest.raises(InputError, match=r"jobs\[1\].batch_size: not said"):
+    with pytest.raises(InputError, match=r"jobs\[1\].batch_size: missing"):
         array.with_epoch_multiplicity(100)
     known = array.replace(batch_size=8)
     wrong: list[tuple[Any, Any, str]] = [
@@ -141,6 +141,9 @@ def test_batch_sizes_in_the_document() -> None:
     text = jobarray_json.write(known).decode()
     assert text.count('"batch_size":8') == 1 and text.count("batch_size") == 1
     assert jobarray_json.read(text) == known != array
+    old = text.replace('"jobs":', '"options": {"switch_on": "in"}, "jobs":')
+    with pytest.raises(InputError, match=r"options\.switch_on: no longer supported.*setup_in"):
+        jobarray_json.read(old)
     assert JobArray.from_profile("vgg19", 2, [128, 256], micro_batches=4).batch_size.tolist() == [
         128, 256,
     ]  # fmt: skip
@@ -153,17 +156,3 @@ def test_as_printed() -> None:
     for key in ("micro_batches", "update_mode", "trailing_switch", "objective", "weight"):
         with pytest.raises(InputError, match=f"{key}: settled by the paper"):
             JobArray.as_printed(BLOCKS, BLOCKS, **{key: 1})
-
-
-def test_prefetch_report() -> None:
-    """By hand: two servers, the largest state of every stage, the least block less its message."""
-    array = JobArray(
-        [[9, 7, 8], [6, 9, 9]], [[9, 9, 9], [9, 9, 9]], lag_forward=[[2, 1], [1, 1]],
-        lag_backward=[[3, 3], [3, 3]], state=[[10, 20, 30], [40, 5, 6]],
-        servers=["a", "a", "b"], devices=["x", "y", "z"], time_unit="s",
-    )  # fmt: skip
-    one, two = array.prefetch_ok(11)
-    assert (one.server, one.load, one.window, one.slack, one.ok) == ("a", 6, 5, -1, False)
-    assert (two.server, two.load, two.window, two.slack, two.ok) == ("b", 3, 6, 3, True)
-    with pytest.raises(InputError, match="host_bandwidth"):
-        array.prefetch_ok(0)

@@ -77,6 +77,12 @@ def read(text: str, name: str = "jobarray") -> JobArray:
 def from_tree(tree: Any, name: str) -> JobArray:
     """Read a job array from parsed JSON."""
     check_format(tree, FORMAT, name)
+    options = tree.get("options")
+    if isinstance(options, dict) and "switch_on" in options:
+        raise InputError(
+            f"{name}: options.switch_on: no longer supported, `switch` is the time after a job; "
+            'leave it out (for "in" write the graph as optsched.schedule/1 with setup_in)'
+        )
     nested = tree.get("place")
     is_nested = isinstance(nested, list) and nested and isinstance(nested[0], list)
     document = decode(tree, _Nested if is_nested else _Flat, name)

@@ -90,7 +90,6 @@ class Fields(TypedDict, total=False):
     update_mode: Annotated[str, _word("option", "fused", "block", "global", "none")]
     update_blocks_gradient: Annotated[bool, _FLAG]
     microbatch_order: Annotated[str, _word("option", "fixed", "free")]
-    switch_on: Annotated[str, _word("option", "out", "in")]
     trailing_switch: Annotated[bool, _FLAG]
     place: Annotated[Sequence[Any] | None, _NAMES]
     memory: Annotated[npt.ArrayLike | None, _NAMES]
@@ -148,7 +147,6 @@ class JobArrayFields:
     update_mode: str
     update_blocks_gradient: bool
     microbatch_order: str
-    switch_on: str
     trailing_switch: bool
     name: str
     time_unit: str

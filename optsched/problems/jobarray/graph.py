@@ -67,9 +67,8 @@ def build(array: JobArrayFields, recomputes: Sequence[bool], cyclic: bool = Fals
     for key, members in groups.items():
         size[members] = len(patterns[key].blocks)
     base = np.concatenate([[0], np.cumsum(size * copies)])
-    setup = f"setup_{array.switch_on}"
-    numbers = ("duration", "job", "stage", "microbatch", "iteration", "release", setup, "acquire",
-               "free", "workspace", "resource")  # fmt: skip
+    numbers = ("duration", "job", "stage", "microbatch", "iteration", "release", "setup_out",
+               "acquire", "free", "workspace", "resource")  # fmt: skip
     columns = {key: np.zeros(base[-1], np.int64) for key in numbers}
     kind = np.zeros(base[-1], "<U3")
     arcs: list[IntArray] = [np.zeros((4, 0), np.int64)]
@@ -95,7 +94,7 @@ def build(array: JobArrayFields, recomputes: Sequence[bool], cyclic: bool = Fals
     if cyclic:
         parts = [found, np.concatenate(chained, axis=1)]
         found = np.hstack([p[:, np.argsort(columns["job"][p[0]], kind="stable")] for p in parts])
-        spent = int((columns["duration"] + columns[setup]).sum())
+        spent = int((columns["duration"] + columns["setup_out"]).sum())
         period = max(1, spent + int(np.maximum(found[2], 0).sum()))
     placed = columns["resource"] >= 0
     return Schedule(
@@ -266,7 +265,7 @@ def _columns(
         "microbatch": m,
         "release": np.where((kinds == "F") & (v == 0), array.release[jobs], 0),
         "resource": np.where(kinds == "end", -1, resource),
-        f"setup_{array.switch_on}": np.where(kinds == "end", 0, array.switch[jobs, v]),
+        "setup_out": np.where(kinds == "end", 0, array.switch[jobs, v]),
         **found,
     }
 

@@ -9,7 +9,7 @@ from optsched.errors import InputError
 from optsched.io.values import int_array
 from optsched.model import bounds
 from optsched.model.schedule import Csr, Problem
-from optsched.problems.jobarray import reports
+from optsched.problems.jobarray import derived
 from optsched.problems.jobarray.bounds import period_bounds
 from optsched.problems.jobarray.checks import recompute_of, refuse_unknown
 from optsched.problems.jobarray.fields import JobArrayFields, fields_of
@@ -75,8 +75,6 @@ class JobArray(JobArrayFields, Problem):
         Whether a fused update delays the gradient to the previous stage.
     microbatch_order
         ``"fixed"``: ascending per (job, stage) and kind; ``"free"``.
-    switch_on
-        Whose switch time counts between two jobs: ``"out"`` the earlier one's, ``"in"`` the later.
     trailing_switch
         Count the switch after a job's last block too (the paper's Eq. 3).
 
@@ -195,11 +193,11 @@ class JobArray(JobArrayFields, Problem):
         ----------
         forward, backward, fields
             Those of `JobArray`, but for ``weight``, ``micro_batches``, ``update_mode``,
-            ``switch_on``, ``trailing_switch`` and ``objective``, which the paper settles.
+            ``trailing_switch`` and ``objective``, which the paper settles.
         """
         settled = {
-            "weight": None, "micro_batches": 1, "update_mode": "fused", "switch_on": "out",
-            "trailing_switch": True, "objective": "makespan",
+            "weight": None, "micro_batches": 1, "update_mode": "fused", "trailing_switch": True,
+            "objective": "makespan",
         }  # fmt: skip
         for key in settled:
             if key in fields:
@@ -229,7 +227,7 @@ class JobArray(JobArrayFields, Problem):
         InputError
             A job's ``batch_size`` is not known, or the arguments are no such numbers.
         """
-        return self.replace(multiplicity=reports.epoch_multiplicity(self, samples, max_copies))
+        return self.replace(multiplicity=derived.epoch_multiplicity(self, samples, max_copies))
 
     def epoch_error(self, samples: int | Sequence[int]) -> float:
         """How unequally long epochs are: the longest, in cycles, over the shortest, minus 1.
@@ -239,19 +237,7 @@ class JobArray(JobArrayFields, Problem):
         samples
             As in `with_epoch_multiplicity`.
         """
-        return reports.epoch_error(self, samples)
-
-    def prefetch_ok(self, host_bandwidth: int) -> tuple[reports.ServerPrefetch, ...]:
-        """Whether every server can load the next job's model state behind any block (Eq. 2).
-
-        A report about times alone, whatever the order; never a constraint.
-
-        Parameters
-        ----------
-        host_bandwidth
-            Bytes per second from the host's memory to the devices of one server together.
-        """
-        return reports.prefetch(self, host_bandwidth)
+        return derived.epoch_error(self, samples)
 
     def graph(self, recompute: Sequence[bool] | None = None) -> Schedule:
         """The disjunctive graph of one iteration of all jobs, or of one cycle.

@@ -83,8 +83,8 @@ def test_symmetry_changes_no_optimum(seed: int) -> None:
     rng = Random(seed)
     forward, backward = ([[rng.randint(1, 5) for _ in range(2)]] * 2 for _ in "FB")
     array = JobArray(
-        forward, backward, switch=rng.randint(0, 4), switch_on=rng.choice(["in", "out"]),
-        lag_forward=rng.randint(0, 3), objective="period",
+        forward, backward, switch=rng.randint(0, 4), lag_forward=rng.randint(0, 3),
+        objective="period",
     )  # fmt: skip
     broken = optsched.solve(array, "cpsat", iterations=EFFORT)
     kept = optsched.solve(array, "cpsat", iterations=EFFORT, options={"symmetry": False})

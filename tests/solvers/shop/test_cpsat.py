@@ -96,7 +96,6 @@ def test_symmetry_changes_nothing(rng: Random, where: int) -> None:
     array = JobArray(
         [forward] * jobs, [backward] * jobs, switch=[switch] * jobs,
         activation=1, memory=rng.choice([None, [2] * stages]),
-        switch_on=rng.choice(["out", "in"]),
     )  # fmt: skip
     with_it, without = solved(array), solved(array, symmetry=False)
     assert with_it.status == without.status == "optimal"

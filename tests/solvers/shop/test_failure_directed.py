@@ -166,7 +166,7 @@ def test_symmetry_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     switch = [rng.choice([0, 0, 1, 3, 9]) for _ in range(stages)]
     array = JobArray(
         [forward] * jobs, [backward] * jobs, switch=[switch] * jobs,
-        switch_on=rng.choice(["out", "in"]), lag_forward=rng.choice([0, 2]),
+        lag_forward=rng.choice([0, 2]),
         lag_backward=rng.choice([0, 3]), activation=1, memory=rng.choice([0, 1, 2]),
         trailing_switch=rng.random() < 0.3,
         micro_batches=2 if stages == 1 and rng.random() < 0.5 else 1,

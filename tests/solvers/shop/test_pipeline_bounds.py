@@ -202,14 +202,13 @@ def test_proportionate_flow_shop_is_solved() -> None:
         # the long one travels while the short ones overtake it: no time is lost
         (JobArray([[1, 1]] * 4, [[1, 1]] * 4, lag_forward=[[20], [0], [0], [0]]), 24, 24, 24),
         # 5 behind each family but the last
-        (JobArray([[2]] * 3, [[3]] * 3, switch=5, switch_on="out"), 25, 25, 25),
-        (JobArray([[2]] * 3, [[3]] * 3, switch=5, switch_on="in"), 25, 25, 25),
+        (JobArray([[2]] * 3, [[3]] * 3, switch=5), 25, 25, 25),
         # once forward blocks used the idle time before a job that was released late
         (JobArray([[0, 2], [5, 3], [2, 0], [4, 5]], [[1, 4], [2, 2], [5, 7], [4, 5]],
                   lag_forward=[[0], [-5], [-2], [-4]], lag_backward=[[1], [3], [4], [1]],
                   release=[7, 0, 7, 3]), 30, 30, 31),
     ],
-    ids=["one large job", "long lags", "setups out", "setups in", "a fixed head"],
+    ids=["one large job", "long lags", "setups", "a fixed head"],
 )  # fmt: skip
 def test_by_hand(array: JobArray, plain: int, found: int, best: int) -> None:
     """The bound of one machine, the pipeline's, and the optimum."""
