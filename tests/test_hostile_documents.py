@@ -224,7 +224,7 @@ SPOILT: list[tuple[str, Any, str]] = [
     ("jobshop", {("jobs",): []}, "jobs: expected a list of length >= 1, got a list"),
     ("jobshop", {("jobs", 1, "operations"): []}, "jobs[1].operations: expected a list of length"),
     ("jobshop", {("jobs", 1, "operations"): [[2, 4]]},
-     "jobs[1].operations[0][0]: expected a machine in 0..1, got 2 (machines are 0-based here)"),
+     "jobs[1][0]: machine: expected an integer in 0..1, got 2 (machines are 0-based here)"),
     ("jobshop", {("jobs", 1, "operations"): [[0, 4, 4]]}, "jobs[1].operations[0]: expected a list"),
     ("jobshop", {("jobs", 1, "operations"): [[0, BIG]]}, "jobs: durations and the latest release"),
     ("jobshop", {("time_unit",): "h" * 10**6}, "time_unit: expected one of ns, us, ms, s, got"),

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.errors import InputError
+from optsched.formats.flexible import refuse_flexible
 from optsched.formats.registry import Source, readers
 from optsched.io.files import read_text
 from optsched.io.strict_json import check_kin, format_json, parse, placed, without_collector
@@ -14,7 +15,6 @@ from optsched.model import document
 from optsched.model.schedule import Schedule
 from optsched.problems.jobshop import published
 from optsched.problems.jobshop.document import from_graph
-from optsched.problems.jobshop.flexible import refuse_flexible
 from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.formats.registry import Reader, Source
 from optsched.io.strict_json import decode, format_json, placed
+from optsched.model.document import Count
 from optsched.model.schedule import NO_DEADLINE
-from optsched.problems.jobshop.document import Count
 from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:

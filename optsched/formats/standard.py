@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from optsched.errors import InputError
+from optsched.formats.flexible import marked, refuse_flexible
 from optsched.formats.registry import Reader, Source, looks_like
 from optsched.io.strict_json import MAX_INTEGER, placed
 from optsched.io.values import file_label, format_value
 from optsched.problems.jobshop.checks import MAX_MACHINES
 from optsched.problems.jobshop.document import shop_of, standard_text
-from optsched.problems.jobshop.flexible import marked, refuse_flexible
 from optsched.problems.jobshop.problem import JobShop
 
 if TYPE_CHECKING:

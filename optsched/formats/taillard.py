@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
+from optsched.formats.flexible import marked
 from optsched.formats.registry import Reader
 from optsched.formats.standard import ShopText, layout, refuse_windows
 from optsched.io.values import format_value
 from optsched.problems.jobshop.document import shop_of
-from optsched.problems.jobshop.flexible import marked
 
 if TYPE_CHECKING:
     from optsched.problems.jobshop.problem import JobShop

@@ -6,6 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
@@ -86,7 +87,8 @@ def int_array(name: str, given: npt.ArrayLike, ndim: int | None = 1) -> npt.NDAr
     if array.dtype.kind not in "iu":
         raise InputError(f"{name}: expected integers, got {array.dtype} values")
     if array.ndim != (array.ndim if ndim is None else ndim):
-        raise InputError(f"{name}: expected a flat array, got shape {array.shape}")
+        what = "a flat array" if ndim == 1 else f"{ndim} dimensions"
+        raise InputError(f"{name}: expected {what}, got shape {array.shape}")
     if not (array.dtype == np.int64 and array.flags.c_contiguous and not array.flags.writeable):
         array = frozen(np.array(array, dtype=np.int64, order="C"))
     return array
@@ -187,6 +189,38 @@ def label(place: str, given: Any, longest: int = MAX_NAME) -> str:
     if len(given) > longest:
         raise InputError(f"{place}: longer than {longest} characters")
     return _encodable(place, given)
+
+
+def labels(place: str, given: Any, count: int | None = None) -> tuple[str, ...]:
+    """Check distinct names, `count` of them if that is given."""
+    names = tuple(listed(place, given, "a list of names", count))
+    seen: dict[str, int] = {}
+    for k, name in enumerate(names):
+        if (first := seen.setdefault(label(f"{place}[{k}]", name), k)) != k:
+            raise InputError(
+                f"{place}[{k}]: {format_value(name)} is also the name of {place}[{first}]"
+            )
+    return names
+
+
+def listed(place: str, given: Any, what: str, count: int | None = None) -> list[Any]:
+    """Check an iterable that is no text, mapping or set, and its length if `count` is given."""
+    unordered = isinstance(given, (str, bytes, Mapping, AbstractSet))
+    if unordered or not hasattr(given, "__iter__") or getattr(given, "ndim", 1) == 0:
+        raise InputError(f"{place}: expected {what}, got {format_value(given)}")
+    found = list(given)
+    if count is not None and len(found) != count:
+        raise InputError(f"{place}: expected {what} of length {count}, got {len(found)}")
+    return found
+
+
+def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    """Refuse names that are not among the known ones, with the nearest of them."""
+    names = sorted(known)
+    for key in given:
+        if key not in names:
+            hint = did_you_mean(key, names) or f"; there are {', '.join(names)}"
+            raise InputError(f"{key}: {where} has no such field{hint}")
 
 
 def file_label(text: str) -> str:

@@ -13,10 +13,10 @@ from optsched import JobShop, Schedule
 from optsched.cluster import Nodes, read_trace
 from optsched.errors import InputError
 from optsched.formats import standard, taillard
+from optsched.formats.flexible import ORDINARY
 from optsched.formats.job_logs import import_trace
 from optsched.formats.read_problem import read_problem
 from optsched.model.schedule import NO_DEADLINE
-from optsched.problems.jobshop.flexible import ORDINARY
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.strict_json import MAX_INTEGER, decode_document, lines, placed, rows
+from optsched.io.strict_json import decode_document, lines, placed, rows
+from optsched.model.document import Count  # noqa: TC001 (msgspec reads the annotations)
 from optsched.model.schedule import NO_DEADLINE, Schedule
 from optsched.problems.jobshop.problem import JobShop
 
@@ -17,12 +18,10 @@ if TYPE_CHECKING:
 
 FORMAT = "optsched.jobshop/1"
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
-Chain = Annotated[list[tuple[Count, Count]], msgspec.Meta(min_length=1)]
-
 
 class _Job(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    operations: Chain
+    operations: Annotated[list[tuple[Count, Count]], msgspec.Meta(min_length=1)]
+    name: str | None = None
     release: Count = 0
     deadline: Count | None = None
 
@@ -31,37 +30,22 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     format: str
     name: str = ""
     time_unit: str = ""
-    machines: Annotated[list[str], msgspec.Meta(min_length=1)]
+    machines: list[str]
     jobs: Annotated[list[_Job], msgspec.Meta(min_length=1)]
     metadata: dict[str, Any] = {}
 
 
 def from_tree(tree: Any, name: str) -> JobShop:
-    """Read a job shop from parsed JSON.
-
-    Parameters
-    ----------
-    tree
-        ``optsched.jobshop/1``.
-    name
-        File name for messages.
-
-    Raises
-    ------
-    InputError
-        With the path in the document, the rule and the value.
-    """
+    """Read a job shop from parsed JSON; `name` is the file in messages."""
     found = decode_document(tree, _Document, FORMAT, name)
-    m = len(found.machines)
-    for j, job in enumerate(found.jobs):
-        for i, (machine, _) in enumerate(job.operations):
-            check_machine(machine, m, f"{name}: jobs[{j}].operations[{i}][0]")
+    names = [f"job{j}" if job.name is None else job.name for j, job in enumerate(found.jobs)]
     with placed(f"{name}: "):
         return JobShop(
             [job.operations for job in found.jobs],
             found.machines,
             release=[job.release for job in found.jobs],
             deadline=[job.deadline for job in found.jobs],
+            names=names,
             name=found.name,
             time_unit=found.time_unit,
             metadata=found.metadata,
@@ -69,9 +53,10 @@ def from_tree(tree: Any, name: str) -> JobShop:
 
 
 def to_json(shop: JobShop) -> bytes:
-    """The document, one job a line, fields at their default left out."""
+    """Write the document, one job a line, fields at their default left out."""
     ends = [None if d == NO_DEADLINE else d for d in shop.deadline.tolist()]
-    jobs = map(_Job, map(list, shop.jobs), shop.release.tolist(), ends)
+    names = shop.job_names or [None] * shop.n_jobs
+    jobs = map(_Job, map(list, shop.jobs), names, shop.release.tolist(), ends)
     members: dict[str, Any] = {"format": FORMAT, "name": shop.name}
     if shop.time_unit:
         members["time_unit"] = shop.time_unit
@@ -79,13 +64,6 @@ def to_json(shop: JobShop) -> bytes:
     if shop.metadata:
         members["metadata"] = dict(shop.metadata)
     return lines(members)
-
-
-def check_machine(machine: int, m: int, place: str) -> None:
-    """Refuse a machine that is none of 0..m - 1."""
-    if machine >= m:
-        hint = " (machines are 0-based here)" if machine == m else ""
-        raise InputError(f"{place}: expected a machine in 0..{m - 1}, got {machine}{hint}")
 
 
 def standard_text(shop: JobShop) -> str:

@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.values import format_value, json_value, label
+from optsched.io.values import (
+    format_value,
+    frozen,
+    int_array,
+    json_value,
+    label,
+    labels,
+    one_of,
+    refuse_unknown,
+)
 from optsched.model.schedule import (
     NO_DEADLINE,
     TIME_UNITS,
@@ -23,13 +32,31 @@ from optsched.model.schedule import (
     Resource,
     Schedule,
 )
-from optsched.problems.jobshop.checks import chains_of, check_total, machine_names, matrix, window
+from optsched.problems.jobshop.checks import (
+    chains_of,
+    check_total,
+    deadlines,
+    machine_names,
+    releases,
+)
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Mapping, Sequence
+    from typing import Unpack
 
     import numpy.typing as npt
+
+
+class ShopFields(TypedDict, total=False):
+    """What `JobShop` takes besides jobs and machines; explained there."""
+
+    release: Sequence[int] | npt.NDArray[np.integer[Any]] | None
+    deadline: Sequence[int | None] | npt.NDArray[np.integer[Any]] | None
+    names: Sequence[str] | None
+    name: str
+    time_unit: str
+    metadata: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, init=False, eq=False, repr=False)
@@ -49,6 +76,8 @@ class JobShop(Problem):
         Earliest start of every job (default 0).
     deadline
         Latest end of every job; `None` for a job (or altogether) means none.
+    names
+        Names of the jobs, distinct; default ``job0, job1, ...``.
     name, time_unit
         Labels; the unit is one of ``ns us ms s``, or none (``""``).
     metadata
@@ -82,6 +111,7 @@ class JobShop(Problem):
     duration: IntArray
     release: IntArray
     deadline: IntArray
+    names: tuple[str, ...]
     name: str
     time_unit: str
     metadata: Mapping[str, Any]
@@ -90,50 +120,39 @@ class JobShop(Problem):
         self,
         jobs: Iterable[Iterable[Sequence[int]]],
         machines: Sequence[str] | None = None,
-        *,
-        release: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
-        deadline: Sequence[int | None] | npt.NDArray[np.integer[Any]] | None = None,
-        name: str = "",
-        time_unit: str = "",
-        metadata: Mapping[str, Any] | None = None,
+        **fields: Unpack[ShopFields],
     ) -> None:
-        names = None if machines is None else machine_names(machines)
-        first, machine, duration = chains_of(jobs, None if names is None else len(names))
-        if names is None:
-            names = tuple(f"m{k}" for k in range(max(machine) + 1))
-        facts = json_value("metadata", {} if metadata is None else metadata)
+        refuse_unknown(fields, ShopFields.__annotations__, "a JobShop")
+        known = None if machines is None else machine_names(machines)
+        first, machine, duration = chains_of(jobs, None if known is None else len(known))
+        if known is None:
+            known = tuple(f"m{k}" for k in range(max(machine) + 1))
+        n = len(first) - 1
+        given, unit = fields.get("metadata") or {}, fields.get("time_unit", "")
+        facts = json_value("metadata", given)
         if not isinstance(facts, dict):
-            raise InputError(f"metadata: expected a mapping, got {format_value(metadata)}")
-        columns = {
-            "first": np.array(first, np.int64),
-            "machine": np.array(machine, np.int64),
-            "duration": np.array(duration, np.int64),
-            "release": window("release", release, len(first) - 1, 0),
-            "deadline": window("deadline", deadline, len(first) - 1, NO_DEADLINE),
+            raise InputError(f"metadata: expected a mapping, got {format_value(given)}")
+        if unit:
+            one_of("time_unit", unit, TIME_UNITS)
+        names = fields.get("names")
+        checked = {
+            "first": frozen(np.array(first, np.int64)),
+            "machine": frozen(np.array(machine, np.int64)),
+            "duration": frozen(np.array(duration, np.int64)),
+            "release": frozen(releases(fields.get("release"), n)),
+            "deadline": frozen(deadlines(fields.get("deadline"), n)),
+            "machines": known,
+            "names": default_names(n) if names is None else labels("names", names, n),
+            "name": label("name", fields.get("name", "")),
+            "time_unit": unit,
+            "metadata": MappingProxyType(facts),
         }
-        check_total(columns["duration"], columns["release"])
-        if time_unit not in ("", *TIME_UNITS):
-            raise InputError(
-                f"time_unit: expected one of {', '.join(TIME_UNITS)}, got {format_value(time_unit)}"
-            )
-        for key, array in columns.items():
-            array.flags.writeable = False
-            object.__setattr__(self, key, array)
-        object.__setattr__(self, "machines", names)
-        object.__setattr__(self, "name", label("name", name))
-        object.__setattr__(self, "time_unit", time_unit)
-        object.__setattr__(self, "metadata", MappingProxyType(facts))
+        check_total(checked["duration"], checked["release"])
+        self.__dict__.update(checked)
 
     @classmethod
     def from_matrices(
-        cls,
-        durations: npt.ArrayLike,
-        machines: npt.ArrayLike,
-        *,
-        release: Sequence[int] | None = None,
-        deadline: Sequence[int | None] | None = None,
-        name: str = "",
-        time_unit: str = "",
+        cls, durations: npt.ArrayLike, machines: npt.ArrayLike, **fields: Unpack[ShopFields]
     ) -> JobShop:
         """Build a shop from two matrices: entry [j, i] is the i-th operation of job j.
 
@@ -141,20 +160,14 @@ class JobShop(Problem):
         ----------
         durations, machines
             Shape (n_jobs, n_steps), integer dtypes only; machines are numbered from 0.
-        release, deadline, name, time_unit
+        fields
             As in the constructor.
-
-        Raises
-        ------
-        InputError
-            Another dtype, ragged rows, different shapes, or a value out of range.
         """
-        times, places = matrix("durations", durations), matrix("machines", machines)
+        times, places = int_array("durations", durations, 2), int_array("machines", machines, 2)
         if times.shape != places.shape:
             raise InputError(f"machines: shape {places.shape}, but durations have {times.shape}")
         pairs = zip(places.tolist(), times.tolist(), strict=True)
-        jobs = [list(zip(row, p, strict=True)) for row, p in pairs]
-        return cls(jobs, release=release, deadline=deadline, name=name, time_unit=time_unit)
+        return cls([list(zip(row, p, strict=True)) for row, p in pairs], **fields)
 
     # sizes and views
 
@@ -162,6 +175,11 @@ class JobShop(Problem):
     def n_jobs(self) -> int:
         """Number of jobs."""
         return len(self.first) - 1
+
+    @property
+    def job_names(self) -> tuple[str, ...]:
+        """Names of the jobs; empty if they are ``job0``, ``job1``, ..."""
+        return () if self.names == default_names(self.n_jobs) else self.names
 
     @property
     def n_machines(self) -> int:
@@ -205,11 +223,9 @@ class JobShop(Problem):
                 "a shop with releases or deadlines has no mirror image: "
                 "a release would become a delivery time"
             )
+        chains = [chain[::-1] for chain in self.jobs]
         return JobShop(
-            [chain[::-1] for chain in self.jobs],
-            self.machines,
-            name=self.name,
-            time_unit=self.time_unit,
+            chains, self.machines, names=self.names, name=self.name, time_unit=self.time_unit
         )
 
     # as a problem
@@ -270,25 +286,16 @@ class JobShop(Problem):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, JobShop):
             return NotImplemented
-        return (  # names and the unit are not in the hash
-            self.sha256 == other.sha256
-            and self.machines == other.machines
-            and self.time_unit == other.time_unit
-            and self.name == other.name
-        )
+        labels = ("sha256", "machines", "names", "time_unit", "name")  # most are not in the hash
+        return all(getattr(self, key) == getattr(other, key) for key in labels)
 
     __hash__ = Problem.__hash__
 
     def __reduce__(self) -> tuple[Any, ...]:
         # by way of the constructor: unpickled arrays would be writeable
-        rest: dict[str, Any] = {
-            "release": self.release,
-            "deadline": self.deadline,
-            "name": self.name,
-            "time_unit": self.time_unit,
-            "metadata": dict(self.metadata),
-        }
-        return partial(JobShop, **rest), (self.jobs, self.machines)
+        fields = {key: getattr(self, key) for key in ShopFields.__annotations__}
+        fields["metadata"] = dict(self.metadata)
+        return partial(JobShop, **fields), (self.jobs, self.machines)
 
     def __repr__(self) -> str:
         return (
@@ -308,7 +315,7 @@ class JobShop(Problem):
         return read_job_shop(path, format, reentrant)
 
     def write(self, path: str | os.PathLike[str], format: str = "json") -> None:
-        """Write a file, all of it or nothing; the text formats carry no windows and no names.
+        """Write a file, all of it or nothing; the text formats hold no windows and no names.
 
         Parameters
         ----------
@@ -325,3 +332,8 @@ class JobShop(Problem):
 
         one_of("format", format, ["json", *writable()])
         write_atomic(path, to_json(self) if format == "json" else written(self, format))
+
+
+def default_names(n_jobs: int) -> tuple[str, ...]:
+    """Return ``job0, job1, ...``."""
+    return tuple(f"job{j}" for j in range(n_jobs))
