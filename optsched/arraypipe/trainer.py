@@ -16,16 +16,16 @@ from optsched.arraypipe.model.calls import UNCUT
 from optsched.arraypipe.model.cuts import Stages, check_cut, cut_of
 from optsched.arraypipe.model.split import split, tied_pairs
 from optsched.arraypipe.options import Request, RunConfig
-from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, random_schedule, routes
+from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, random_schedule
 from optsched.arraypipe.profile import Profile
 from optsched.arraypipe.report import RunLog, compare, measured
-from optsched.arraypipe.rescheduling import misfit
 from optsched.arraypipe.runtime.data import Feed, batches_of
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.losses import Criterion
 from optsched.arraypipe.runtime.stages import loss_copy, waits_for_all
 from optsched.arraypipe.shallow import fits, shallow
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
+from optsched.arraypipe.waiting import misfit
 from optsched.errors import InputError
 from optsched.io.values import integer, is_integer
 from optsched.model.schedule import Schedule
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.callbacks import Callback
     from optsched.arraypipe.job import BuildModel, Data, Loss
-    from optsched.arraypipe.plan.types import Routes
     from optsched.arraypipe.report import Report
     from optsched.arraypipe.runtime.losses import Weight
     from optsched.arraypipe.runtime.state import JobRun
@@ -333,10 +332,6 @@ class ArrayTrainer:
                 waits = "" if j < plan.n_jobs else "no slot fits it: "
                 raise InputError(f"job {self.titles[j]}: {waits}{found[0]}")
         return plan
-
-    def routes(self, plan: ExecutionPlan) -> Routes:
-        """Return the messages of a plan of these jobs."""
-        return routes(plan, self.ties, plan.together)
 
     def train_alone(self, job: int, steps: int) -> Trained:
         """Train job number `job` without a schedule: the reference (`optsched.testing`)."""

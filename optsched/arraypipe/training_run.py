@@ -25,9 +25,9 @@ from optsched.arraypipe.model.split import (
     shapes_of,
     states_by_name,
 )
-from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, moved
+from optsched.arraypipe.plan.plan import routes
+from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, places
 from optsched.arraypipe.report import RunLog
-from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import (
     deterministic,
@@ -43,6 +43,7 @@ from optsched.arraypipe.runtime.state import JobRun, JobStage
 from optsched.arraypipe.runtime.worker import Memory, Worker, reason, unbound
 from optsched.arraypipe.train_alone import Trained
 from optsched.arraypipe.trainer import RunResult
+from optsched.arraypipe.waiting import WaitingJobs
 from optsched.errors import InputError
 from optsched.version import __version__
 
@@ -57,24 +58,14 @@ if TYPE_CHECKING:
     from optsched.arraypipe.model.split import Owners
     from optsched.arraypipe.options import Request
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.segments import Change
     from optsched.arraypipe.plan.types import Record
     from optsched.arraypipe.trainer import ArrayTrainer
-    from optsched.problems.jobarray.problem import JobArray
 
 Made = TypeVar("Made")
 
 
-def train(
-    trainer: ArrayTrainer, plan: ExecutionPlan, request: Request, problem: JobArray | None = None
-) -> RunResult:
-    """Train the jobs of a trainer by a plan, inline or as one rank; the trainer does not change.
-
-    Parameters
-    ----------
-    problem
-        What the plan was made for: better orders are solved for when jobs have ended.
-    """
+def train(trainer: ArrayTrainer, plan: ExecutionPlan, request: Request) -> RunResult:
+    """Train the jobs of a trainer by a plan, inline or as one rank; the trainer does not change."""
     config, ranks = trainer.config, None
     with global_state_kept():  # the links of a rank choose its GPU
         try:
@@ -87,7 +78,7 @@ def train(
             deterministic(device)
             if on_gpu(device):
                 torch.cuda.set_device(device)
-            return ArrayRun(trainer, plan, request, device, ranks).train(problem)
+            return ArrayRun(trainer, plan, request, device, ranks).train()
         finally:
             if ranks is not None:
                 ranks.leave()
@@ -223,12 +214,12 @@ class ArrayRun:
         self.events = Events(trainer, request, self.saved, ranks)
         self.runs: list[JobRun] = []
 
-    def train(self, problem: JobArray | None) -> RunResult:
+    def train(self) -> RunResult:
         """Run to the end, or to the end of all iterations after Ctrl-C; only once."""
         events, begun = self.events, False
         try:
             self._build()
-            self._connect(problem)
+            self._connect()
             if self.builder.folder is not None:
                 self._prepare(self.builder.folder)
             events.start(self.runs)
@@ -285,13 +276,14 @@ class ArrayRun:
         if found and (config.strict or None not in errors):
             raise found[0]
 
-    def _connect(self, problem: JobArray | None) -> None:
-        """Make what changes slots and orders, the memory, and the backend."""
+    def _connect(self) -> None:
+        """Make what fills the slots, the memory, and the backend."""
         config, ranks, runs, worker = self.trainer.config, self.ranks, self.runs, self.worker
-        run_plan = self.run_plan = RunPlan(self.plan, runs, self.trainer.routes, FIRST_CYCLES)
-        planner = self.planner = Rescheduling(
+        found = routes(self.plan, self.trainer.ties, self.plan.together)
+        run_plan = self.run_plan = RunPlan(self.plan, found, runs, FIRST_CYCLES)
+        waiting = self.waiting = WaitingJobs(
             runs, self.plan, self._join, self._refill if self.events.refills else None,
-            self._refusal, config.strict, problem,
+            self._refusal, config.strict,
         )  # fmt: skip
         if on_gpu(self.builder.device):  # streams of blocks cannot use what this one has cached
             torch.cuda.empty_cache()
@@ -299,10 +291,10 @@ class ArrayRun:
         worker.memory = self._same(lambda: memory_of(runs, run_plan.segments, config.bytes, share))
         self.engine: InlineBackend | ProcessBackend
         if ranks is not None:
-            self.engine = ranks.connect(run_plan, runs, worker, planner, config.strict)
+            self.engine = ranks.connect(run_plan, runs, worker, waiting, config.strict)
         else:
             self.engine = InlineBackend(
-                run_plan, runs, worker, planner, config.strict, self.builder.device
+                run_plan, runs, worker, waiting, config.strict, self.builder.device
             )
 
     def _prepare(self, folder: CheckpointFolder) -> None:
@@ -320,7 +312,7 @@ class ArrayRun:
                     for run in self.runs if self.saved is not None else ():
                         self.saved.finish(run)  # type: ignore[union-attr]
         finally:
-            self.planner.close()
+            self.waiting.close()
             if folder is not None:
                 folder.close()
         if ranks is not None:
@@ -427,21 +419,19 @@ class ArrayRun:
 
         return Chain(self.ranks, run)
 
-    def _refusal(self, change: Change) -> str:
-        """Return why the devices cannot make a change; ``""`` if they can."""
-        ranks, memory, segment = self.ranks, self.worker.memory, self.run_plan.segment(change)
-        live = [slot for slot, job in enumerate(segment.slots) if not self.runs[job].over]
-        if ranks is not None or memory.moves:
-            titles = [run.title for run in self.runs]
-            placement = None if ranks is None else ranks.placement
-            if sentence := moved(self.run_plan.now, segment, live, titles, placement):
-                return sentence
-        if memory.limits is None:
-            return ""
-        return str(memory.limits.refusal(segment, live))
+    def _refusal(self, slots: tuple[int, ...]) -> str:
+        """Return why the devices cannot have jobs in their slots; ``""`` if they can."""
+        live = [slot for slot, job in enumerate(slots) if not self.runs[job].over]
+        for slot in live if self.ranks is not None else ():
+            here = self.ranks.placement(slots[slot])  # type: ignore[union-attr]
+            if here != (place := places(self.plan, slot)):
+                title = self.runs[slots[slot]].title
+                return f"job {title} was built on devices {here}, the free slot is on {place}"
+        limits = self.worker.memory.limits
+        return "" if limits is None else str(limits.refusal(self.run_plan.segment(slots), live))
 
     def _result(self, records: list[Record]) -> RunResult:
-        ranks, run_plan, left_out = self.ranks, self.run_plan, self.engine.past.left_out
+        ranks = self.ranks
         uncertainty_ns = 0 if ranks is None else ranks.clock_error_ns
         provenance: dict[str, Any] = {
             "executor": "inline" if ranks is None else "process",
@@ -454,12 +444,10 @@ class ArrayRun:
         }
         if ranks is not None:
             provenance["clock_error_ns"] = uncertainty_ns
-        if left_out:
-            provenance["blocks_left_out"] = left_out
         log = RunLog(
-            run_plan.name, tuple(run_plan.segments), records, provenance, tuple(self.engine.copies),
+            tuple(self.run_plan.segments), records, provenance,
             parallel=ranks is not None or on_gpu(self.builder.device),
-            uncertainty_ns=uncertainty_ns, left_out=left_out,
+            uncertainty_ns=uncertainty_ns,
         )  # fmt: skip
         jobs, losses = zip(*[(run.job, tuple(run.losses)) for run in self.runs], strict=True)
         if ranks is None:

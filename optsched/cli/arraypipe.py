@@ -1,8 +1,7 @@
-"""``optsched arraypipe``: profile, advise, problem, plan, run, report, demo."""
+"""``optsched arraypipe``: profile, problem, plan, run."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from typing import Annotated
 import typer
 
 from optsched.cli.options import (
-    AsJson,
     Quiet,
     ScheduleFile,
     argument,
@@ -23,14 +21,14 @@ from optsched.cli.options import (
 from optsched.cli.output import wrote
 from optsched.io.files import check_outputs
 
-app = group("Train sibling jobs by a schedule: profile, advise, problem, plan, run, report.")
+app = group("Train sibling jobs by a schedule: profile, problem, plan, run.")
 
 Script = Annotated[str, argument("FILE.py:FUNCTION, which makes the ArrayTrainer.")]
 ProfileFile = Annotated[Path, argument("A *.profile.json document.")]
 Out = Annotated[
     Path | None, option("[default: beside the input, by its name]", "-o", "--out", "--output")
 ]
-Memory = Annotated[str | None, option("Of a device: 40GB, or device (problem only): as profiled.")]
+Memory = Annotated[str | None, option("Of a device: 40GB, or device: as profiled.")]
 
 
 @app.command()
@@ -54,23 +52,6 @@ def profile(
     found = guarded(path, lambda: trainer.profile(chosen))
     print(found)
     wrote(target, found.write)
-
-
-@app.command()
-def advise(
-    file: ProfileFile,
-    devices: Annotated[int | None, option("How many [default: as profiled].")] = None,
-    memory: Memory = None,
-    as_json: AsJson = False,
-) -> None:
-    """Compare one job per GPU, 1F1B and the job array, in seconds per round of all jobs.
-
-    Example: optsched arraypipe advise train.profile.json --devices 4
-    """
-    from optsched.arraypipe.advice import advise as advice_on
-
-    advice = advice_on(file, devices=devices, memory=memory)
-    print(json.dumps(advice.as_dict()) if as_json else advice)
 
 
 @app.command()
@@ -138,43 +119,3 @@ def run(
     settings = {"every": every, "verbose": not quiet}
     if not run_script(script, schedule, steps, out, settings, checkpoint=checkpoint, resume=resume):
         raise typer.Exit(1)
-
-
-@app.command()
-def report(
-    folder: Annotated[Path, argument("What `run --out` wrote.")],
-    as_json: AsJson = False,
-) -> None:
-    """Print jobs, losses, devices, and predicted and measured times of a run.
-
-    Example: optsched arraypipe report out
-    """
-    from optsched.arraypipe.commands import read_summary
-
-    print(read_summary(folder, as_json))
-
-
-@app.command()
-def demo(
-    out: Annotated[Path | None, option("Folder for plan, trace and summary.")] = None,
-    steps: Annotated[int, option("Training steps per job.", min=1)] = 20,
-    schedule: Annotated[Path | None, option("Train by this schedule of it.")] = None,
-) -> None:
-    """Train four sibling jobs; check that weights equal those of training each alone.
-
-    Example: optsched arraypipe demo --steps 20
-    """
-    from optsched.arraypipe.commands import check_folder, need_torch, summary_of, write_results
-    from optsched.model.schedule import Schedule
-
-    given = None if schedule is None else Schedule.read(schedule)
-    check_folder(out)
-    need_torch()
-    from optsched.arraypipe.demo import run_demo
-
-    result = run_demo(steps, given)
-    seconds = result.report.wall_ns / 1e9
-    summary = summary_of(result, backend="inline", steps=steps, seconds=seconds)
-    print(f"{summary.text}\n\nevery job is bit-identical to training it alone")
-    if out is not None:
-        write_results(out, summary, result)

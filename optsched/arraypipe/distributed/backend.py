@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.distributed.group import Group
     from optsched.arraypipe.distributed.messages import Capacity, Links
-    from optsched.arraypipe.plan.segments import Change, Segment
-    from optsched.arraypipe.plan.types import Copied, Instance, Record
-    from optsched.arraypipe.rescheduling import Decision
+    from optsched.arraypipe.plan.segments import Segment
+    from optsched.arraypipe.plan.types import Instance, Record
     from optsched.arraypipe.runtime.state import JobRun, Payload
+    from optsched.arraypipe.waiting import Decision
 
 
 @dataclass(eq=False)
@@ -35,7 +35,6 @@ class ProcessBackend(Backend):
     links: Links
     group: Group
     capacity: Capacity
-    copies: Sequence[Copied] = ()  # of this rank when it is over; then of all, on the first
     local: dict[int, Payload] = field(default_factory=dict)  # messages that stay on the device
     now: Instance | None = None
 
@@ -61,7 +60,6 @@ class ProcessBackend(Backend):
                 except Exception:
                     if finished:  # else the first error says more
                         raise
-            self.copies = self.worker.memory.copies
             return records
 
     def run_segment(self, segment: Segment, number: int) -> None:
@@ -113,7 +111,7 @@ class ProcessBackend(Backend):
         if self.worker.stops(run):
             run.stop_after(now.iteration)
 
-    def following(self, segment: Segment) -> tuple[Change | None, int]:
+    def following(self, segment: Segment) -> tuple[tuple[int, ...] | None, int]:
         """Agree on how the jobs of the segment have ended, and on what the first rank decides."""
         interrupted = any(self.group.all(self.worker.interrupted))
         stopping = share_lives(self.group, [self.runs[job] for job in segment.slots])
@@ -121,21 +119,12 @@ class ProcessBackend(Backend):
         for run in stopping:
             run.stop_after(run.begin - 1)
         made: Decision | None = None
-        segments = self.run_plan.segments
         if not self.group.rank:
             cycles = cycles_for(segment, self.seconds)
-            made = self.planner.decide(segment, cycles, interrupted)
-        sent = made
-        if made is not None:  # a plan that all know travels as the number of a segment
-            known = {part.plan: k for k, part in enumerate(segments)}
-            if made.plan in known:
-                sent = made._replace(plan=None, known=known[made.plan])
-        received = self.group.from_first(sent)
-        assert received is not None
-        if received.known is not None:
-            received = received._replace(plan=segments[received.known].plan)
-        decision = made or received
-        return self.planner.carry_out(decision), decision.cycles
+            made = self.waiting.decide(segment, cycles, interrupted)
+        decision = self.group.from_first(made)
+        assert decision is not None
+        return self.waiting.carry_out(decision), decision.cycles
 
     def _whereabouts(self) -> str:
         if self.now is None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from optsched.arraypipe.plan.segments import Segment
-    from optsched.arraypipe.plan.types import Copied, Instance
+    from optsched.arraypipe.plan.types import Instance
     from optsched.arraypipe.runtime.cuda_streams import Pause
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
@@ -129,11 +129,6 @@ class DeviceSlots(Transfers):
         """Bytes to copy of a piece."""
         return self.states[state].size(piece)
 
-    def label(self, state: int) -> tuple[int, int, int]:
-        """Device, job and stage of a state."""
-        stage = self.states[state].stage
-        return self.number, stage.job, stage.index
-
     def leaves(self, state: int, piece: int) -> None:
         """Point a piece of a state to its store."""
         found = self.states[state]
@@ -210,16 +205,6 @@ class SlotMemory(Memory):
         """Events around what blocks have waited for on a GPU since the last call."""
         found, self.engine.pauses = self.engine.pauses, []
         return found
-
-    @property
-    def copies(self) -> Sequence[Copied]:
-        """All copies so far; on a GPU those that are known to be over."""
-        return self.engine.copies
-
-    def forget(self, before_ns: int) -> None:
-        """Forget the times of copies that ended before a time."""
-        copies = self.engine.copies
-        copies[:] = [c for c in copies if c.end_ns >= before_ns]
 
     def close(self) -> None:
         """Bring all states back to their jobs."""

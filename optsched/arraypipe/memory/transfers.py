@@ -10,7 +10,6 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from optsched.arraypipe.plan.types import Copied
 from optsched.errors import InternalError
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ class CopyEngine:
     """
 
     exposed_ns: float = 0.0  # that blocks have waited for copies, where none has pauses
-    copies: list[Copied] = field(default_factory=list)  # that are over, with the host's times
     pauses: list[tuple[Any, Any]] = field(default_factory=list)  # events around pauses of a GPU
 
     def copy(
@@ -45,15 +43,11 @@ class CopyEngine:
         size: int,
         action: Callable[[], object],
         after: Iterable[Any],
-        label: tuple[int, int, int] = (0, 0, 0),  # device, job, stage
     ) -> Any:
         """Queue a copy behind those of its direction and the events `after`; its own event."""
         began_ns = time.perf_counter_ns()
         action()
-        ended_ns = time.perf_counter_ns()
-        self.exposed_ns += ended_ns - began_ns
-        device, job, stage = label
-        self.copies.append(Copied(device, direction, job, stage, began_ns, ended_ns, size))
+        self.exposed_ns += time.perf_counter_ns() - began_ns
 
     def wait(self, events: Iterable[Any]) -> None:
         """Let blocks that are queued from now on wait for events."""
@@ -124,10 +118,6 @@ class Transfers:
     def size(self, state: int, piece: int) -> int:
         """Bytes to copy of a piece."""
         raise NotImplementedError
-
-    def label(self, state: int) -> tuple[int, int, int]:
-        """Device, job and stage of a state, for the list of copies."""
-        return (0, state, 0)
 
     def leaves(self, state: int, piece: int) -> None:
         """Note that a piece is in a slot no more: it is overwritten behind the blocks launched."""
@@ -261,4 +251,4 @@ class Transfers:
         if start >= stop:
             return None
         action = partial(self.move, direction, pool.piece, slot.index, state, start, stop)
-        return self.engine.copy(direction, stop - start, action, after, self.label(state))
+        return self.engine.copy(direction, stop - start, action, after)

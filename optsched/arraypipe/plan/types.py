@@ -45,7 +45,6 @@ class Block(NamedTuple):
         return f"{self.kind} of job {self.job}{where}{part}{copy} (operation {self.operation})"
 
 
-COPIES: Final = {"in": "copy in", "out": "copy out"}  # kinds of copies of states, by direction
 STOP: Final = 1  # flags of a message: its job ends with this iteration,
 FAILED: Final = 2  # it has failed,
 TOMBSTONE: Final = 4  # and nothing is carried
@@ -110,18 +109,6 @@ class Record(NamedTuple):
     end_ns: int
     waited_ns: int = 0  # for messages, before the start
     exposed_ns: int = 0  # for copies of its state, before the start
-
-
-class Copied(NamedTuple):
-    """Bytes of a job's state that went from the host to a device (``"in"``), or back."""
-
-    device: int
-    direction: str  # "in" or "out"
-    job: int
-    stage: int
-    start_ns: int
-    end_ns: int
-    size: int = 0
 
 
 def identify(schedule: Schedule) -> Labels:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.distributed.replicas import Replicas
     from optsched.arraypipe.job import Loss
     from optsched.arraypipe.plan.segments import Segment
-    from optsched.arraypipe.plan.types import Block, Copied, Instance
+    from optsched.arraypipe.plan.types import Block, Instance
     from optsched.arraypipe.runtime.cuda_streams import Pause
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
@@ -52,11 +52,6 @@ class Memory:
         """Time that blocks have waited for copies of states so far."""
         return 0
 
-    @property
-    def copies(self) -> Sequence[Copied]:
-        """Copies of states so far."""
-        return ()
-
     def pauses(self) -> Sequence[Pause]:
         """Events around what blocks have waited for on GPUs since the last call."""
         return ()
@@ -70,9 +65,6 @@ class Memory:
 
     def leave(self, job: int, stage: int, kind: str) -> None:
         """The block is over."""
-
-    def forget(self, before_ns: int) -> None:
-        """Forget the times of copies that ended before a time."""
 
     def close(self) -> None:
         """Put all states back where `JobRun.stages` has them."""
