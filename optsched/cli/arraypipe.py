@@ -1,4 +1,4 @@
-"""``optsched arraypipe``: profile, problem, plan, run."""
+"""``optsched arraypipe``: profile, problem, plan, run, demo."""
 
 from __future__ import annotations
 
@@ -119,3 +119,29 @@ def run(
     settings = {"every": every, "verbose": not quiet}
     if not run_script(script, schedule, steps, out, settings, checkpoint=checkpoint, resume=resume):
         raise typer.Exit(1)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, option("Folder for plan, trace and summary.")] = None,
+    steps: Annotated[int, option("Training steps per job.", min=1)] = 20,
+    schedule: Annotated[Path | None, option("Train by this schedule of it.")] = None,
+) -> None:
+    """Train four sibling jobs; check that weights equal those of training each alone.
+
+    Example: optsched arraypipe demo --steps 20
+    """
+    from optsched.arraypipe.commands import check_folder, need_torch, summary_of, write_results
+    from optsched.model.schedule import Schedule
+
+    given = None if schedule is None else Schedule.read(schedule)
+    check_folder(out)
+    need_torch()
+    from optsched.arraypipe.demo import run_demo
+
+    result = run_demo(steps, given)
+    seconds = result.report.wall_ns / 1e9
+    summary = summary_of(result, backend="inline", steps=steps, seconds=seconds)
+    print(f"{summary.text}\n\nevery job is bit-identical to training it alone")
+    if out is not None:
+        write_results(out, summary, result)

@@ -6,10 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from runs import run
-
 from optsched import InputError
-from optsched.arraypipe import RunConfig
 from optsched.arraypipe.memory.budget import Limits, budget, cycle_of
 from optsched.arraypipe.memory.manager import SlotMemory, memory_of, note_bytes
 
@@ -54,14 +51,6 @@ def little(factor: Callable[[], float], grow: bool = False) -> Iterator[list[Any
 
     with mock.patch("optsched.arraypipe.training_run.memory_of", limited):
         yield made
-
-
-def least(array: Any, schedule: Any) -> int:
-    """A limit with which some states of a trainer's jobs are in slots, found by one iteration."""
-    array = array.with_jobs(array.jobs, RunConfig(memory=1))
-    with little(lambda: 1.0, grow=True) as made:
-        run(array, schedule, 1)
-    return next(device.limit for device in made[-1].limits.devices.values())
 
 
 def moving(made: list[Any]) -> int:

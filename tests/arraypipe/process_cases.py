@@ -54,18 +54,14 @@ from torch import nn
 
 from optsched import InputError, JobArray, OptschedError, pipelines, verify
 from optsched.arraypipe import Job, random_schedule, training_run
-from optsched.arraypipe.distributed import backend, messages
+from optsched.arraypipe.distributed import messages
 from optsched.arraypipe.distributed import ranks as run_of_ranks
-from optsched.arraypipe.plan.segments import Change
-from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime.cuda_streams import BlockTimes
 from optsched.arraypipe.runtime.state import PeerLost
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from optsched.arraypipe.plan.segments import Segment
 
 
 # what tests ask for; every rank runs it, the answer of rank 0 counts
@@ -94,37 +90,6 @@ def streamed(ranks: int, case: str, first: int, last: int) -> list[str]:
         patch.setattr(BlockTimes, "read", lambda *given: landed.append(1) or read(*given))
         found = globals()[case](ranks, first, last) + machine.races
     return found if landed else [*found, "blocks have the times of the host"]
-
-
-def replanned(ranks: int, first: int, last: int) -> list[str]:
-    """Differences over runs whose plan is changed on the way, once or several times."""
-    found, changes = [], 0
-    for seed in range(first, last):
-        draw = random.Random(seed)
-        rows = random_rows(draw, 3)
-        shape = shape_of(rows, ranks, draw)
-        array = trainer(rows)
-        plans = [array.plan(random_plan(shape, draw)) for _ in range(3)]
-        waits = [draw.randrange(3) for _ in plans]
-
-        def improved(_: object, segment: Segment, plans: Any = plans, waits: Any = waits) -> Any:
-            if len(plans) > 1 and not waits[0]:
-                waits.pop(0)
-                plans.pop(0)
-                return Change(plans[0], segment.slots)
-            waits[0] -= 1
-            return None
-
-        with (
-            patched(Rescheduling, "_improved", improved),
-            patched(training_run, "FIRST_CYCLES", 1),
-            patched(backend, "cycles_for", lambda segment, seconds: 1),
-        ):
-            result = runs.run(array, plans[0], 12, **PROCESSES)
-        if dist.get_rank() == 0:
-            found += [f"seed {seed}: {d}" for d in compared(result, rows, [12] * len(rows))]
-            changes += 3 - len(plans)
-    return found if changes > last - first else [f"only {changes} changes"]
 
 
 def stopped(ranks: int) -> dict[str, Any]:

@@ -50,17 +50,6 @@ def tight(ranks: int, case: str, *arguments: Any) -> dict[str, Any]:
         return {"answer": answer, "moving": moving(made)}
 
 
-def tight_replanned(ranks: int, first: int, last: int) -> dict[str, Any]:
-    """The plan changes on the way; all jobs recompute in B, so that no order needs more slots."""
-
-    def shape(rows: Any, *given: Any, honest: Any = process_cases.shape_of) -> Any:
-        rows[:] = [row._replace(recompute=True) for row in rows]
-        return honest(rows, *given, blocks=False)
-
-    with patched(process_cases, "shape_of", shape):
-        return tight(ranks, "replanned", first, last)
-
-
 def too_small(ranks: int) -> dict[str, Any]:
     """One rank has not even room for one state: what every rank says, and what was written."""
     rows = [Row(j, optimizer="adamw", recompute=True) for j in range(3)]
@@ -161,7 +150,7 @@ def refilled(ranks: int) -> dict[str, Any]:
 
 vars(process_cases).update({
     case.__name__: case for case in (
-        tight, tight_replanned, too_small, too_large, refilled
+        tight, too_small, too_large, refilled
     )
 })  # fmt: skip
 

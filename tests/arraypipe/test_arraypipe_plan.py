@@ -185,15 +185,15 @@ def test_together_adds_arcs() -> None:
 
 
 def test_planning_needs_no_torch() -> None:
-    """Plans, profiles, advice need no torch; without it the trainer says what to install."""
+    """Plans and profiles need no torch; without it the trainer says what to install."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from optsched import MissingExtra\n"
-        "from optsched.arraypipe import Profile, advise, compile_plan, random_schedule\n"
+        "from optsched.arraypipe import Profile, compile_plan, random_schedule\n"
         "import optsched.arraypipe.memory.budget, optsched.arraypipe.memory.transfers\n"
         "compile_plan(random_schedule([1, 2], 3))\n"
         "profile = Profile.read('instances/profiles/gpt2_xl-4.profile.json')\n"
-        "assert profile.problem().n_stages == 4 and advise(profile).jobs == 4\n"
+        "assert profile.problem().n_stages == 4\n"
         "import optsched.arraypipe as a\n"
         "for name in ('Job', 'ArrayTrainer', 'RunConfig'):\n"
         "    try:\n"

@@ -1,6 +1,6 @@
-"""Write a profile of GPT-2 XL from the analytic A100 model: an example for `advise`, not measured.
+"""Write a profile of GPT-2 XL from the analytic A100 model: an example that was not measured.
 
-$ python -m benchmarks.executor.advise_profile instances/profiles/gpt2_xl-4.profile.json
+$ python -m benchmarks.executor.analytic_profile instances/profiles/gpt2_xl-4.profile.json
 """
 
 from __future__ import annotations
