@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 GROUP: Final = "optsched.formats"
 """The group of entry points."""
 
-_DOCUMENTS: Final = ("arraypipe:READER", "shop_json:READER", "pipelining_csv:READER")
+_DOCUMENTS: Final = (
+    "arraypipe:READER",
+    "shop_json:READER",
+    "pipelining_csv:READER",
+    "job_table:READER",
+)
 _TEXTS: Final = ("standard:READER", "taillard:READER")
 """Tried last: together they refuse unknown texts."""
 

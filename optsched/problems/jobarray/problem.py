@@ -165,6 +165,43 @@ class JobArray(JobArrayFields, Problem):
         return JobArray(**{**found, **ours})
 
     @classmethod
+    def from_table(
+        cls, table: Any, time_unit: str = "", *, tick: str = "", **options: Any
+    ) -> JobArray:
+        """Build an array from rows of a CSV file, a data frame, or mappings.
+
+        Parameters
+        ----------
+        table
+            The path of a CSV file; a pandas or polars data frame, or another mapping from names to
+            columns; a list of mappings. Either a row per block with the columns ``job``, ``stage``,
+            ``kind`` (``F B W R U``, or a time of `JobArray` such as ``switch``), ``duration``, and
+            optional ``bytes`` (activations of F, workspace of R, kept for W); or a row per job with
+            ``forward_0``, ``forward_1``, ..., ``backward_0``, ... and, so named, other tables of
+            `JobArray`. Both take columns per job, such as ``micro_batches``.
+        time_unit
+            Unit of the times: ``ns us ms s``; or as part of a header, such as ``duration_ms``.
+        tick
+            Unit of the array, to which times are rounded; default ``us`` (``ns`` if one is in ns).
+        options
+            Those of `JobArray` that are not in the table.
+
+        Raises
+        ------
+        InputError
+            With row, column and value; also for a time above 0 that would round to 0.
+
+        Examples
+        --------
+        >>> rows = [{"job": "a", "forward_0": 1.25, "backward_0": 2.5}]
+        >>> optsched.JobArray.from_table(rows, "ms").forward.tolist()
+        [[1250]]
+        """
+        from optsched.formats.job_table import job_array
+
+        return job_array(table, time_unit, tick, **options)
+
+    @classmethod
     def read(cls, path: str | os.PathLike[str]) -> JobArray:
         """Read a ``*.jobarray.json`` document (``optsched.jobarray/1``) strictly."""
         from optsched.io.files import read_text

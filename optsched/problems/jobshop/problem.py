@@ -169,6 +169,42 @@ class JobShop(Problem):
         pairs = zip(places.tolist(), times.tolist(), strict=True)
         return cls([list(zip(row, p, strict=True)) for row, p in pairs], **fields)
 
+    @classmethod
+    def from_table(
+        cls, table: Any, time_unit: str = "", *, tick: str = "", **fields: Any
+    ) -> JobShop:
+        """Build a shop from rows of a CSV file, a data frame, or mappings.
+
+        Parameters
+        ----------
+        table
+            The path of a CSV file; a pandas or polars data frame, or another mapping from names to
+            columns; a list of mappings. Columns ``job``, ``machine`` (name or number) and
+            ``duration``; a row per operation, in the order of the rows or of a column ``step``.
+            Optional columns ``release`` and ``deadline`` repeat the value of the job.
+        time_unit
+            Unit of the times: ``ns us ms s``; or as part of a header, such as ``duration_ms``.
+            Without a unit only integers are accepted.
+        tick
+            Unit of the shop, to which times are rounded; default ``us`` (``ns`` if one is in ns).
+        fields
+            Those of `JobShop` that are not in the table.
+
+        Raises
+        ------
+        InputError
+            With row, column and value; also for a time above 0 that would round to 0.
+
+        Examples
+        --------
+        >>> rows = [{"job": "a", "machine": "saw", "duration": 1.5}]
+        >>> optsched.JobShop.from_table(rows, "ms").duration.tolist()
+        [1500]
+        """
+        from optsched.formats.job_table import job_shop
+
+        return job_shop(table, time_unit, tick, **fields)
+
     # sizes and views
 
     @property
