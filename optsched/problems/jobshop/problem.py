@@ -135,7 +135,7 @@ class JobShop(Problem):
         if unit:
             one_of("time_unit", unit, TIME_UNITS)
         names = fields.get("names")
-        checked = {
+        checked: dict[str, Any] = {
             "first": frozen(np.array(first, np.int64)),
             "machine": frozen(np.array(machine, np.int64)),
             "duration": frozen(np.array(duration, np.int64)),
