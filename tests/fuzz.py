@@ -20,7 +20,6 @@ from oracles.best_gpus import optimum as best_choice
 from oracles.best_gpus import random_subset
 from oracles.best_quota import best_quota, random_plan
 from random_shops import random_choice, random_shop
-from random_subsets import best_batch, random_batch
 from rolling_problems import awkward_array
 
 import optsched
@@ -169,20 +168,6 @@ def choosing_of(rng: Random) -> JobArray:
     return array.with_objective("period") if rng.random() < 0.3 else array
 
 
-def gpus_of(rng: Random) -> Any:
-    """GPUs for one job, or for several at once."""
-    batch = random_batch(rng, 7) if rng.random() < 0.3 else None
-    return batch or random_subset(rng)
-
-
-def best_gpus(problem: Any) -> int | None:
-    """The best choice, or batch of choices."""
-    if len(problem.requests) == 1:
-        return best_choice.__wrapped__(problem)  # type: ignore[no-any-return, attr-defined]
-    worth = best_batch(problem)
-    return None if worth is None else -worth
-
-
 KINDS = {
     "shop": Kind(random_shop, best_order, ORDER_RUNS),
     "graph": Kind(random_graph, best_order, ORDER_RUNS),
@@ -190,7 +175,7 @@ KINDS = {
     "period": Kind(rolling_of, best_cycle, ORDER_RUNS),
     "recompute": Kind(choosing_of, best_recomputation, ORDER_RUNS),
     "quota": Kind(random_plan, best_quota, QUOTA_RUNS),
-    "gpus": Kind(gpus_of, best_gpus, GPU_RUNS),
+    "gpus": Kind(random_subset, best_choice.__wrapped__, GPU_RUNS),
 }
 
 

@@ -1,4 +1,4 @@
-"""Random requests, for one job and for several, and how tests ask searches for GPUs."""
+"""Random requests, and how tests ask searches for GPUs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ruled_problem(seed: int, **fields):  # type: ignore[no-untyped-def]
     if "policy" in fields:
         return problem
     policy = policy_of(rng, model.cluster)
-    return problem.changed(requests=(problem.requests[0]._replace(policy=policy),))
+    return problem.changed(policy=policy)
 
 
 def four_by_eight(seed: int, ruled: bool = True) -> GpuPlacement:
@@ -95,7 +95,7 @@ def solved(problem, solver, **options):  # type: ignore[no-untyped-def]
         assert result.status in ("unknown", "infeasible")
         return None
     assert result.status == "feasible" or result.objective == result.lower_bound
-    gpus = problem.chosen(result.schedule)[0]
-    assert problem.faults([gpus]) == []
+    gpus = problem.chosen(result.schedule)
+    assert problem.faults(gpus) == []
     assert problem.evaluate(result.schedule) == result.objective
     return -result.objective, tuple(gpus)

@@ -31,7 +31,7 @@ from optsched.bandwidth.topology.cluster import Cluster, Host
 from optsched.bandwidth.topology.state import ClusterState
 
 if TYPE_CHECKING:
-    from optsched.bandwidth.search.ask import Answer
+    from optsched.bandwidth.search.by_counts import Answer
 
 REQUESTS = (12, 24, 48, 96, 128, 192, 256, 384)
 SEARCHES: dict[BottleneckBandwidth, LargeSearch] = {}

@@ -31,7 +31,7 @@ from optsched.bandwidth.measure.planner import plan_measurements
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
-from optsched.bandwidth.search.ask import ask
+from optsched.bandwidth.search.by_counts import best_by_counts
 
 if TYPE_CHECKING:
     from optsched.bandwidth.models.contention import Traffic
@@ -111,7 +111,7 @@ def requests(known: Truth, repeats: int, seed: int) -> list[Request]:
         for state, k in states:
             for traffic in PROFILES:
                 wants = demands(known.model, state, traffic)
-                best = ask(tables, state, wants, k)
+                best = best_by_counts(tables, state, wants, k)
                 assert best is not None
                 found.append(Request(kind, state, k, traffic, wants, best.value))
     return found
@@ -146,7 +146,7 @@ def efficiencies(
     for request in asked:
         state = request.state
         thought = demands(model, state, request.traffic)
-        choice = ask(tables, state, thought, request.gpus)
+        choice = best_by_counts(tables, state, thought, request.gpus)
         assert choice is not None
         real = share(known.model, state, choice.gpus, request.demands)
         value = gbe(real.value, request.best)

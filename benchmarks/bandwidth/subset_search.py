@@ -105,7 +105,7 @@ class Learnt(NamedTuple):
         predicted = problem.changed(model=self.model)
         result = optsched.solve(predicted, Hybrid(), seed=seed)
         assert result.schedule is not None
-        return predicted.chosen(result.schedule)[0], result.seconds
+        return predicted.chosen(result.schedule), result.seconds
 
 
 def learn(model: BandwidthModel, variant: str, seed: int) -> Learnt:
@@ -151,11 +151,11 @@ def measure(args: argparse.Namespace, cluster: str, model: BandwidthModel) -> It
                         best = -result.objective
                     share[solver.name].append(gbe(-result.objective, best))
                     seconds[solver.name].append(result.seconds)
-                    got = problem.shares(problem.chosen(result.schedule))[0]
+                    got = problem.share(problem.chosen(result.schedule))
                     loss[solver.name].append((got.standalone - got.value) / KILOBYTES)
                 for one in learnt:
                     gpus, took = one.choose(problem, i)
-                    got = problem.shares([gpus])[0]
+                    got = problem.share(gpus)
                     assert best is not None
                     share[one.name].append(gbe(got.value, best))
                     seconds[one.name].append(took)

@@ -37,7 +37,6 @@ def dispatch(
     model: Annotated[Path | None, option("Learned bandwidths: optsched.bandwidth/1.")] = None,
     gpus: Annotated[int | None, option("Number of GPUs.", show_default=False)] = None,
     policy: Annotated[list[str] | None, option(_POLICY)] = None,
-    tolerance: Annotated[str, option("Bandwidth given up for a better fit: 1% or 0.01.")] = "0",
     traffic: Annotated[str, option("Demands of jobs: given, idle, moderate, heavy.")] = "given",
     solver: Annotated[str, option("See `optsched solvers`.")] = "auto",
     explain: Annotated[bool, option("Explain what limits the bandwidth.", "--explain")] = False,
@@ -63,7 +62,7 @@ def dispatch(
     running = documents.read_state(state, known.cluster)
     for line in known.assumed:
         print(f"warning: {line}", file=sys.stderr)
-    rules = {"policy": _policy(policy), "tolerance": _share(tolerance), "traffic": traffic}
+    rules = {"policy": _policy(policy), "traffic": traffic}
     if stream or request:
         if any((gpus is not None, output and stream, explain, as_json, hostfile, solver != "auto")):
             raise InputError(
@@ -135,17 +134,6 @@ def _policy(given: list[str] | None) -> Policy:
     return policy_from_tree(tree, "policy")
 
 
-def _share(text: str) -> float:
-    """Parse ``1%`` or ``0.01``."""
-    try:
-        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise InputError(f"tolerance: expected a share such as 1% or 0.01, got {text!r:.60}")
-    return value
-
-
 class Request(msgspec.Struct, forbid_unknown_fields=True):
     """A line of a stream: one of the `VERBS` with its fields."""
 
@@ -188,14 +176,13 @@ def answer_all(
     answers: BinaryIO,
     *,
     policy: Policy,
-    tolerance: float = 0.0,
     traffic: Any = "given",
 ) -> ClusterState:
     """Answer every line and return the state after them; an invalid line gets an error object.
 
     Parameters
     ----------
-    model, state, policy, tolerance, traffic
+    model, state, policy, traffic
         As in `GpuPlacement`; the initial state.
     lines, answers
         An answer is flushed before the next line is read.
@@ -203,7 +190,7 @@ def answer_all(
 
     @lru_cache(maxsize=256)
     def dispatcher(rules: Policy) -> Dispatcher:
-        return Dispatcher(model.cluster, model, policy=rules, tolerance=tolerance, traffic=traffic)
+        return Dispatcher(model.cluster, model, policy=rules, traffic=traffic)
 
     dispatcher(policy)  # refuses invalid arguments before the first line
     encode = msgspec.json.Encoder().encode

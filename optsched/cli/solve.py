@@ -164,15 +164,10 @@ def _summary(problem: Problem, file: Path, result: Result) -> dict[str, Any]:
 
 
 def _chosen(problem: Problem, result: Result) -> dict[str, str]:
-    """Return the GPUs of every request of a placement."""
+    """Return the GPUs of a placement."""
     if not isinstance(problem, optsched.GpuPlacement) or result.schedule is None:
         return {}
-    chosen = zip(problem.requests, problem.chosen(result.schedule), strict=True)
-    several = len(problem.requests) > 1
-    return {
-        f"GPUs of {one.name}" if several else "GPUs": problem.state.written(gpus)
-        for one, gpus in chosen
-    }
+    return {"GPUs": problem.state.written(problem.chosen(result.schedule))}
 
 
 def _rows(

@@ -80,10 +80,10 @@ def best_placement(problem: GpuPlacement) -> int | None:
     """Optimal objective over all subsets of free GPUs; None if no choice is feasible."""
     best = None
     for chosen in combinations(problem.state.free, problem.k):
-        if problem.faults([chosen]):
+        if problem.faults(chosen):
             continue
         try:
-            value = -problem.worth([chosen])
+            value = -problem.share(chosen).value
         except UnmeasuredPattern:
             continue
         best = value if best is None else min(best, value)

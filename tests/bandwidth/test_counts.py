@@ -21,13 +21,13 @@ from optsched.bandwidth import Cluster, ClusterState, Host
 from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.models.model import UnmeasuredPattern
 from optsched.bandwidth.search import counts
-from optsched.bandwidth.search.ask import MOST_LEAVES, ask, leaves_in_python
+from optsched.bandwidth.search.by_counts import MOST_LEAVES, best_by_counts, leaves_in_python
 
 CASES = depth(100, 400)
 
 
 def case(seed: int, most: int = 11) -> tuple:  # type: ignore[type-arg]
-    """Model, state, demands, k, policy and tolerance."""
+    """Model, state, demands, k and policy."""
     rng = random.Random(seed)
     model = Tables(rng, sizes_of(rng, rng.randint(2, most)), gaps=rng.choice([0, 0, 0.2]))
     state = state_of(rng, model.cluster)
@@ -36,20 +36,19 @@ def case(seed: int, most: int = 11) -> tuple:  # type: ignore[type-arg]
         rng.randint(0, 300) * 1_000_000 if job.demand is None else job.demand for job in state.jobs
     )
     k = rng.randint(1, len(state.free))
-    tolerance = rng.choice([0, 0, 10_000, 250_000])
-    return model, state, wanted, k, policy, tolerance
+    return model, state, wanted, k, policy
 
 
 def answer(seed: int, **rest):  # type: ignore[no-untyped-def]
     """What the kernel says of a case."""
-    model, state, wanted, k, policy, _ = case(seed)
-    return ask(model.tables(), state, wanted, k, policy, **rest)
+    model, state, wanted, k, policy = case(seed)
+    return best_by_counts(model.tables(), state, wanted, k, policy, **rest)
 
 
 def test_optimum():  # type: ignore[no-untyped-def]
     """The value is the best of all subsets, and the choice has it."""
     for seed in range(CASES):
-        model, state, wanted, k, policy, _ = case(seed)
+        model, state, wanted, k, policy = case(seed)
         found = answer(seed)
         best = max((v for v, _ in all_subsets(state, model.known, wanted, k, policy)), default=None)
         assert (None if found is None else found.value) == best, seed
@@ -64,12 +63,9 @@ def test_optimum():  # type: ignore[no-untyped-def]
 def test_ties():  # type: ignore[no-untyped-def]
     """Of equals the choice leaves the best rest, then has the lowest ids."""
     for seed in range(CASES):
-        model, state, wanted, k, policy, tolerance = case(seed, 9)
-        found = ask(
-            model.tables(), state, wanted, k, policy, ties=True,
-            tolerance=tolerance / 1e6,
-        )  # fmt: skip
-        best = best_subset(state, model.known, wanted, k, policy, tolerance)
+        model, state, wanted, k, policy = case(seed, 9)
+        found = best_by_counts(model.tables(), state, wanted, k, policy, ties=True)
+        best = best_subset(state, model.known, wanted, k, policy)
         if best is None:
             assert found is None, seed
             continue
@@ -92,7 +88,7 @@ def test_ties_go_to_the_fewest_domains():  # type: ignore[no-untyped-def]
         model.values = [rng.choice(model.values)]  # the network gives all patterns the same
         state = state_of(rng, model.cluster)
         k = rng.randint(1, len(state.free))
-        found = ask(model.tables(), state, (0,) * len(state.jobs), k, ties=True)
+        found = best_by_counts(model.tables(), state, (0,) * len(state.jobs), k, ties=True)
         best = best_subset(state, model.known, (0,) * len(state.jobs), k)
         assert found is not None and best is not None
         assert (found.value, found.gpus) == (best.value, best.gpus), seed
@@ -121,7 +117,7 @@ def test_shared_definition():  # type: ignore[no-untyped-def]
     from oracles.best_gpus import share as expected
 
     for seed in range(300):
-        model, state, wanted, k, _, _ = case(seed)
+        model, state, wanted, k, _ = case(seed)
         rng = random.Random(seed)
         gpus = tuple(sorted(rng.sample(state.free, k)))
         value = expected(state, model.known, wanted, gpus)
@@ -154,13 +150,13 @@ def test_python_answers_as_the_kernel(monkeypatch):  # type: ignore[no-untyped-d
     """The same choice, ties, proof and vectors looked at while the kernel is not compiled."""
     asked = []
     for seed in range(150):
-        model, state, wanted, k, policy, tolerance = case(seed)
+        model, state, wanted, k, policy = case(seed)
         given = model.tables(), state, wanted, k, policy
-        rest = {"ties": seed % 3 > 0, "tolerance": tolerance / 1e6, "leaves": (10**6, 5)[seed % 2]}
-        asked.append((given, rest, ask(*given, **rest)))
+        rest = {"ties": seed % 3 > 0, "leaves": (10**6, 5)[seed % 2]}
+        asked.append((given, rest, best_by_counts(*given, **rest)))
     uncompile(monkeypatch, counts)
     for seed, (given, rest, expected) in enumerate(asked):
-        assert ask(*given, **rest) == expected, seed
+        assert best_by_counts(*given, **rest) == expected, seed
 
 
 def test_python_leaves_large_questions_to_the_kernel(monkeypatch):  # type: ignore[no-untyped-def]
@@ -171,10 +167,10 @@ def test_python_leaves_large_questions_to_the_kernel(monkeypatch):  # type: igno
         assert few < MOST_LEAVES and (few > 0) == (sizes == [8] * 6)
     assert leaves_in_python([8] * 4, 16) == MOST_LEAVES
     state = ClusterState.idle(model.cluster)
-    exact = ask(model.tables(), state, (), k, ties=True)
-    cut = ask(model.tables(), state, (), k, ties=True, leaves=few)
+    exact = best_by_counts(model.tables(), state, (), k, ties=True)
+    cut = best_by_counts(model.tables(), state, (), k, ties=True, leaves=few)
     assert exact.compared and not cut.compared
     uncompile(monkeypatch, counts)
-    assert ask(model.tables(), state, (), k, ties=True, leaves=few) == cut
+    assert best_by_counts(model.tables(), state, (), k, ties=True, leaves=few) == cut
     with pytest.raises(AssertionError, match="choose would be compiled"):
-        ask(model.tables(), state, (), k, ties=True)
+        best_by_counts(model.tables(), state, (), k, ties=True)

@@ -77,15 +77,13 @@ def test_a_fitted_model_beyond_tables() -> None:
         assert found.value == fast.model.of(found.gpus) <= found.upper_bound
 
 
-def test_values_of_tables_are_those_of_the_model() -> None:
+def test_values_of_sets_are_those_of_the_model() -> None:
     """Of any set, by masks of small hosts and by counts of large ones; what kernels read of it."""
     for cluster in (synthetic.cluster("nvlink_pairs", 3), synthetic.cluster("nvl72", 2)):
         model, rng = BottleneckBandwidth(cluster), random.Random(2)
-        tables = model.tables()
-        assert tables is not None
         for _ in range(50):
             gpus = tuple(sorted(rng.sample(range(cluster.n_gpus), rng.randint(1, 20))))
-            assert tables.value(gpus) == model.of(gpus)
+            assert model.of_sets([gpus]) == [model.of(gpus)]
             state = ClusterState.idle(cluster).take(gpus, "a")
             held = [sum(cluster.host_of[list(gpus)] == h) for h in range(cluster.n_hosts)]
             assert state.held.tolist() == [held]

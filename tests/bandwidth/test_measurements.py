@@ -96,7 +96,7 @@ BAD = {
     HEAD: "t: there are no measurements",
     HEAD.replace("pattern", "patern"): 't:1: unknown column "patern"; known: op,payload_bytes',
     HEAD.replace(",busbw_GBps", ""): 't:1: column "busbw_GBps" is missing',
-    HEAD.replace("hosts", "op"): 't:1: column "op" is there twice',
+    HEAD.replace("hosts", "op"): 't:1: column "op" appears twice',
     HEAD + "all_reduce,8,2,5+3,4\n": "t:2: expected 6 columns, got 5",
     HEAD + LINE + "allreduce,8,2,5+3,,4\n": "t:3: op: expected one of all_reduce",
     HEAD + "reduce,-8,2,5+3,,4\n": "t:2: payload_bytes: expected bytes",

@@ -12,7 +12,6 @@ import pytest
 import optsched
 from optsched import pipelines
 from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, HostType
-from optsched.bandwidth.placement.checks import Request
 from optsched.bandwidth.topology.intra import IntraTable
 from optsched.plots import gantt
 from optsched.problems.quota.job import QuotaJob
@@ -38,8 +37,7 @@ def gpus() -> optsched.GpuPlacement:
     """Two running jobs and a request."""
     cluster = Cluster.uniform(HostType("h", 4, intra=IntraTable(4, [7] * 16)), 2, name="c")
     state = ClusterState.idle(cluster).take((0, 1), NAMES[0]).take((4,), NAMES[1])
-    requests = [Request(NAMES[2], 2)]
-    return optsched.GpuPlacement(state, BottleneckBandwidth(cluster), requests=requests)
+    return optsched.GpuPlacement(state, BottleneckBandwidth(cluster), 2)
 
 
 def shown(cli: Cli, file: str) -> tuple[str, str, dict[str, Any]]:
@@ -78,11 +76,12 @@ def test_pipelines() -> None:
 @pytest.mark.parametrize("problem", [quota(), gpus()], ids=["quota", "gpus"])
 def test_plans(cli: Cli, problem: Any) -> None:
     """Quotas and chosen GPUs: every operation of the path and of the trace names its job."""
+    names = [*problem.job_names]
     problem.write("p.json")
     assert cli("solve", "p.json", "-o", "x.json").code == 0
     schedule = optsched.Schedule.read("x.json")
-    assert schedule.job_names == [*NAMES] and "bert <b>&" in {*map(schedule.job_name, range(3))}
+    assert schedule.job_names == names
     _, page, trace = shown(cli, "x.json")
-    assert page == [*NAMES]
+    assert page == names
     held = {schedule.job_name(j) for j in schedule.job.tolist()}
     assert held == {e["name"].partition(" ")[2] for e in trace["traceEvents"] if e["ph"] == "X"}

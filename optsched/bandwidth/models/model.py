@@ -270,47 +270,6 @@ class Interval(BandwidthModel):
         return self.model.tables(self.end)
 
 
-class MeasuredOnly(BandwidthModel):
-    """A model in which every pattern that is not known exactly is unmeasured."""
-
-    def __init__(self, model: BandwidthModel) -> None:
-        self.model, self.cluster = model, model.cluster
-        self.op, self.payload, self.assumed = model.op, model.payload, model.assumed
-        self.intra_monotone = model.intra_monotone
-
-    def predict(self, selection: Selection) -> IntArray:
-        """B(S) of the model; `UnmeasuredPattern` where the ends of its interval differ."""
-        value, known = self.model.predict(selection), self.known_values(selection)
-        if len(lost := np.flatnonzero(known < 0)):
-            counts = np.add.reduceat(selection[lost[0]], self.cluster.first[:-1], dtype=np.int64)
-            raise UnmeasuredPattern(written_pattern(counts), self.op)
-        return value
-
-    def known_values(self, selection: Selection) -> IntArray:
-        """B(S) of every row, `UNMEASURED` where the ends of its interval differ."""
-        tables, cluster = self.tables(), self.cluster
-        if tables is None:
-            low, high = self.model.interval(selection)
-            return np.where(low == high, self.model.known_values(selection), UNMEASURED)
-        counts = np.add.reduceat(selection, cluster.first[:-1], axis=1, dtype=np.int64)
-        known = tables.network[[tables.automaton.state(row) for row in counts]]
-        return np.where(known == UNMEASURED, UNMEASURED, self.model.known_values(selection))
-
-    def tables(self, which: Which = "value") -> CountTables | None:
-        """The model's tables, without the patterns that it only predicts."""
-        return self._measured
-
-    @cached_property
-    def _measured(self) -> CountTables | None:
-        from optsched.bandwidth.models.tables import CountTables
-
-        value, low, high = (self.model.tables(which) for which in ("value", "low", "high"))
-        if value is None or low is None or high is None:
-            return None
-        network = np.where(low.network == high.network, value.network, UNMEASURED)
-        return CountTables.of(self.cluster, network, value.intra)
-
-
 def alone(patterns: IntArray) -> npt.NDArray[np.bool_]:
     """Which rows of falling counts are on one host, or empty."""
     if patterns.shape[1] == 1:

@@ -12,7 +12,6 @@ import numpy as np
 from optsched.bandwidth.models.patterns import automaton
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
 from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
-from optsched.bandwidth.topology.state import host_counts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -146,31 +145,6 @@ class CountTables:
     def sha256(self) -> str:
         """Hash of all numbers, 64 hexadecimal digits."""
         return hashlib.sha256(b"".join(array.tobytes() for array in self.arrays)).hexdigest()
-
-    def value(self, gpus: tuple[int, ...]) -> int:
-        """B(S) of one set by global numbers, as the model has it; -1 if it is not measured."""
-        arrays, state, least = self.arrays, 0, NO_LIMIT
-        counts, parts = host_counts(self.cluster, gpus)
-        width = self._width
-        for host, count in counts.items():
-            state = int(arrays.step[state * width + count])
-            least = min(least, int(arrays.values[self._within[host] + parts[host]]))
-        found = min(int(self.network[state]), least)
-        if found > 0 and len(counts) > 1 and self._levels_matter:
-            row = np.zeros((1, self.cluster.n_hosts), np.int64)
-            row[0, list(counts)] = list(counts.values())
-            levels = self.cluster.network_levels
-            value, n, m = (np.array([number]) for number in (found, len(gpus), len(counts)))
-            found = int(levels.limited(value, n, m, levels.lowest(row))[0])
-        return found
-
-    @cached_property
-    def _width(self) -> int:
-        return int(self.arrays.size["width"][0])
-
-    @cached_property
-    def _levels_matter(self) -> bool:
-        return self.cluster.network_levels.matter
 
     @cached_property
     def _within(self) -> list[int]:

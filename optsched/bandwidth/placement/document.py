@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
 
 import msgspec
 
 from optsched.bandwidth.models import model_document
-from optsched.bandwidth.placement.problem import GpuPlacement, Request
+from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.bandwidth.topology import documents
 from optsched.bandwidth.topology.policy import Policy
 from optsched.errors import InputError
@@ -23,7 +23,6 @@ from optsched.io.strict_json import (
     nested,
     placed,
     read_json,
-    rows,
 )
 
 if TYPE_CHECKING:
@@ -32,29 +31,14 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.models.model import BandwidthModel
 
-T = TypeVar("T")
-
 FORMAT = "optsched.subset/1"
 
-
-def _struct(kind: type) -> Any:
-    """The fields of a dataclass as a strict part of a document; it checks its texts itself."""
-    types = get_type_hints(kind)
-    fields = [
-        (one.name, str if get_origin(types[one.name]) is Literal else types[one.name], one.default)
-        for one in dataclasses.fields(kind)
-    ]
-    return msgspec.defstruct(kind.__name__, fields, forbid_unknown_fields=True, omit_defaults=True)
-
-
-_Policy = _struct(Policy)
-_FIELDS = ("traffic", "seed", "tolerance", "on_unmeasured", "max_regret", "objective")
-
-
-class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    name: str
-    gpus: int
-    policy: _Policy = msgspec.field(default_factory=_Policy)  # type: ignore[valid-type]
+_TYPES = get_type_hints(Policy)
+_Policy = msgspec.defstruct("Policy", [
+    (one.name, str if get_origin(_TYPES[one.name]) is Literal else _TYPES[one.name], one.default)
+    for one in dataclasses.fields(Policy)
+], forbid_unknown_fields=True, omit_defaults=True)  # fmt: skip
+"""The fields of a policy as a strict part of a document; `Policy` checks its texts itself."""
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,15 +49,10 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     format: str
     name: str = ""
-    gpus: int | None = None
-    requests: list[_Request] = []
+    gpus: int
     policy: _Policy | None = None  # type: ignore[valid-type]
     traffic: str = "given"
     seed: int = 0
-    tolerance: float = 0.0
-    on_unmeasured: str = "predict"
-    max_regret: float | None = None
-    objective: Literal["sum", "max_min"] = "sum"
     state: Any
     model: Any
 
@@ -100,16 +79,13 @@ def from_tree(tree: Any, name: str) -> GpuPlacement:
         With the path in the document, the rule and the value.
     """
     found = decode_document(tree, _Document, FORMAT, name)
-
     model = _model(found.model, name)
     state = documents.state_from_tree(found.state, model.cluster, f"{name}: state")
-    fields: dict[str, Any] = {key: getattr(found, key) for key in _FIELDS}
     with placed(f"{name}: "):
-        requests = tuple(Request(r.name, r.gpus, _made(Policy, r.policy)) for r in found.requests)
+        rules = None if found.policy is None else Policy(**msgspec.structs.asdict(found.policy))
         return GpuPlacement(
-            state, model, found.gpus, requests=requests,
-            policy=None if found.policy is None else _made(Policy, found.policy),
-            name=found.name, **fields,
+            state, model, found.gpus, policy=rules, traffic=found.traffic,  # type: ignore[arg-type]
+            seed=found.seed, name=found.name,
         )  # fmt: skip
 
 
@@ -124,18 +100,14 @@ def to_json(problem: GpuPlacement, model_file: str | os.PathLike[str] | None = N
     members: dict[str, Any] = {"format": FORMAT}
     if problem.name:
         members["name"] = problem.name
-    if len(problem.requests) == 1 and problem.requests[0].name == "job":
-        members["gpus"] = problem.k
-        if not problem.policy.is_free:
-            members["policy"] = _part(_Policy, problem.policy)
-    else:
-        members["requests"] = rows(
-            _Request(r.name, r.gpus, _part(_Policy, r.policy)) for r in problem.requests
-        )
-    defaults = _Document(format="", state=None, model=None)
-    for key in _FIELDS:
-        if (value := getattr(problem, key)) != getattr(defaults, key):
-            members[key] = value
+    members["gpus"] = problem.k
+    if not problem.policy.is_free:
+        fields = {key: getattr(problem.policy, key) for key in _Policy.__struct_fields__}
+        members["policy"] = _Policy(**fields)
+    if problem.traffic != "given":
+        members["traffic"] = problem.traffic
+    if problem.seed:
+        members["seed"] = problem.seed
     members["state"] = nested(documents.state_json(problem.state))
     if model_file is None:
         members["model"] = nested(model_document.to_json(problem.model))
@@ -147,17 +119,7 @@ def to_json(problem: GpuPlacement, model_file: str | os.PathLike[str] | None = N
 
 def policy_from_tree(tree: Mapping[str, Any], name: str) -> Policy:
     """A policy from parsed JSON; `InputError` names the field."""
-    return _made(Policy, decode(tree, _Policy, name))
-
-
-def _made(kind: type[T], given: Any) -> T:
-    """The object that a part of a document means."""
-    return kind(**msgspec.structs.asdict(given))
-
-
-def _part(struct: Any, given: Any) -> Any:
-    """The part of a document that an object is."""
-    return struct(**{key: getattr(given, key) for key in struct.__struct_fields__})
+    return Policy(**msgspec.structs.asdict(decode(tree, _Policy, name)))
 
 
 def _model(given: Any, name: str) -> BandwidthModel:

@@ -79,8 +79,6 @@ def _rule(choice: DispatchChoice) -> Iterator[str]:
     from optsched.bandwidth.search.dispatcher import Dispatcher
 
     problem, state = choice.problem, choice.problem.state
-    if problem.judged_by is not problem.model:
-        return
     try:
         other_choices = Dispatcher(
             problem.cluster, problem.model, policy=problem.policy, traffic=problem.traffic,
@@ -119,7 +117,7 @@ def limit_of(choice: DispatchChoice) -> str:
         local = [g - first for g in choice.gpus if int(cluster.host_of[g]) == h]
         if len(local) < 2:
             continue
-        inside = problem.judged_by.of([first + i for i in local])
+        inside = model.of([first + i for i in local])
         if inside * factor // WHOLE != choice.standalone:
             continue
         links = cluster.type(h).links

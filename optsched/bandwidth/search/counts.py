@@ -18,17 +18,14 @@ from optsched.bandwidth.topology.levels import WHOLE
 from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
 from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 
-MILLION: Final = 1_000_000
-
 REQUEST: Final = record(
-    "k n_jobs nodes leaves tolerance most_domains "
+    "k n_jobs nodes leaves most_domains "
     "balance min_hosts max_hosts same_type slice ties top preferred used_host"
 )
-"""A request. `balance`: most difference of counts on used hosts. `tolerance`: millionths of the
-best value that a choice may lose for better leftovers. `slice`: counts within a slice domain are
-multiples of this, 0 without slices. `ties`: 0 if any best choice will do. `leaves`: most count
-vectors to evaluate in a pass. `nodes`: most levels to enter in both passes. `top`: highest lowest
-common level allowed, -1: one host. `preferred`, `most_domains`: most domains of that level.
+"""A request. `balance`: most difference of counts on used hosts. `slice`: counts within a slice
+domain are multiples of this, 0 without slices. `ties`: 0 if any best choice will do. `leaves`: most
+count vectors to evaluate in a pass. `nodes`: most levels to enter in both passes. `top`: highest
+lowest common level allowed, -1: one host. `preferred`, `most_domains`: most domains of that level.
 `used_host`: what a used host adds to the spread; one that was whole adds 1 more."""
 
 PLACE: Final = record("host least most slice gap level whole")
@@ -47,7 +44,7 @@ TENANT: Final = record("state within touched ahead level far hosts")
 """Joint allocation with a job at a level of the search. `ahead`: GPUs of the job on the hosts from
 here on; `far`: highest level since its last host."""
 
-ANSWER: Final = record("optimum value alone visited complete")
+ANSWER: Final = record("value alone visited complete")
 """`complete`: 2 if the search was complete; 1 if the value is the optimum, but not all choices
 that have it were compared."""
 
@@ -94,12 +91,12 @@ def scaled(t, value, level):  # type: ignore[no-untyped-def]
     return value if factor == WHOLE else value * factor // WHOLE
 
 
-@helper(types.UniTuple(INT, 5), TABLES, INT, INT, INT, INT, INT, counted=False, inline=True)
-def _pick(t, host, free, count, least, prefer):  # type: ignore[no-untyped-def]
+@helper(types.UniTuple(INT, 5), TABLES, INT, INT, INT, INT, counted=False, inline=True)
+def _pick(t, host, free, count, least):  # type: ignore[no-untyped-def]
     """Pick `count` free GPUs with bandwidth >= least, so that the leftovers are worth most.
 
-    Then, if `prefer` is 1, with the highest bandwidth; then the lowest ids. Returns whether there
-    are any, the mask (or count), both weights of the leftovers, and the bandwidth.
+    Of equal masks the lowest ids. Returns whether there are any, the mask (or count), both weights
+    of the leftovers, and the bandwidth.
     """
     h = t.host[host]
     if count == 0 or h.by_mask == 0:
@@ -122,8 +119,6 @@ def _pick(t, host, free, count, least, prefer):  # type: ignore[no-untyped-def]
                     if not better and s == others:
                         differ = sub ^ mask
                         better = (differ & -differ & sub) != 0
-                        if prefer == 1 and limit != best:
-                            better = limit > best
                 if better:
                     found, mask, whole, others, best = 1, sub, w, s, limit
         sub = (sub - 1) & free
@@ -192,8 +187,8 @@ def _needed(t, aim, alone, capacity, demand, level, hosts):  # type: ignore[no-u
     return (low * WHOLE + factor - 1) // factor
 
 
-@helper(INT, TABLES, _PLACES, READ, _NODES, INT, INT, INTS, counted=False, inline=True)
-def _pick_all(t, places, masks, nodes, least, prefer, picked):  # type: ignore[no-untyped-def]
+@helper(INT, TABLES, _PLACES, READ, _NODES, INT, INTS, counted=False, inline=True)
+def _pick_all(t, places, masks, nodes, least, picked):  # type: ignore[no-untyped-def]
     """Pick on every used host, each independently; return the lowest bandwidth within them.
 
     Fills `picked` with the masks (or counts) and, behind them, the two sums of weights.
@@ -203,7 +198,7 @@ def _pick_all(t, places, masks, nodes, least, prefer, picked):  # type: ignore[n
     picked[n] = picked[n + 1] = 0
     for u in range(n):
         host = places[u].host
-        _, mask, whole, left, limit = _pick(t, host, masks[host], nodes[u + 1].count, least, prefer)
+        _, mask, whole, left, limit = _pick(t, host, masks[host], nodes[u + 1].count, least)
         picked[u] = mask
         picked[n] += whole
         picked[n + 1] += left
@@ -368,9 +363,9 @@ def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # 
         host = places[u].host
         free = popcount(masks[host]) if t.host[host].by_mask == 1 else masks[host]
         free_from[u] = free_from[u + 1] + free
-    out.visited, out.complete, out.optimum = 0, 0, -1
+    out.visited, out.complete = 0, 0
     budget = r.nodes
-    best, threshold, answered, spread = -1, 0, 0, NO_LIMIT  # of the best choice so far
+    best, answered, spread = -1, 0, NO_LIMIT  # of the best choice so far
     level_kept, hosts_kept, leaf = -1, 0, (0, 0, 0, 0, 0)
     kept_leaf = leaf
     if free_from[0] < r.k:
@@ -378,10 +373,8 @@ def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # 
         return 0
     _begin(t, request, jobs, nodes, tenants)
     for turn in range(1 + r.ties):
-        if turn == 1:
-            if best < 0:
-                break
-            threshold = best - best * r.tolerance // MILLION
+        if turn == 1 and best < 0:
+            break
         visited = at = 0
         nodes[0].next = max(0, r.k - free_from[1])
         while at >= 0:
@@ -399,7 +392,7 @@ def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # 
                     if turn == 1 and nodes[at + 1].spread > spread:
                         continue
                     bound = _bound(t, request, jobs, nodes, tenants, at + 1)
-                    if (turn == 0 and bound > best) or (turn == 1 and bound >= threshold):
+                    if (turn == 0 and bound > best) or (turn == 1 and bound >= best):
                         at += 1
                         if at < n:
                             nodes[at].next = max(0, nodes[at].left - free_from[at + 1])
@@ -413,54 +406,44 @@ def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # 
             if r.slice > 0 and _in_slices(request, places, nodes) == 0:
                 continue
             leaf = _worth(t, request, jobs, nodes, tenants, n)
-            value = leaf[0]
             if turn == 0:
-                if value <= best:
+                if leaf[0] <= best:
                     continue
-                best = value
+                best = leaf[0]
                 for u in range(n):
                     kept[u] = nodes[u + 1].count
                 kept_leaf, level_kept, hosts_kept = leaf, node.level, node.hosts
                 continue
-            if value < threshold:
+            if leaf[0] < best:
                 continue
-            prefer, lowest = 1 if r.tolerance > 0 else 0, NO_LIMIT
-            aim = threshold
-            for step in range(1 + prefer):  # with a tolerance: again, that value by the lowest ids
-                least = _needed(t, aim, leaf[1], leaf[2], leaf[3], node.level, node.hosts)
-                lowest = _pick_all(t, places, masks, nodes, least, prefer - step, picked)
-                d = min(lowest, leaf[4])
-                if node.hosts > 1:
-                    d = limited(t, d, node.level, r.k, node.hosts)
-                value = shared(d, leaf[2], d + leaf[3])
-                aim = value
+            least = _needed(t, best, leaf[1], leaf[2], leaf[3], node.level, node.hosts)
+            d = min(_pick_all(t, places, masks, nodes, least, picked), leaf[4])
+            if node.hosts > 1:
+                d = limited(t, d, node.level, r.k, node.hosts)
             if answered == 1 and node.spread == spread:
                 better = picked[n] - best_picked[n]
                 if better == 0:
                     better = picked[n + 1] - best_picked[n + 1]
-                if better == 0:
-                    better = value - out.value
                 if better == 0:
                     better = _lower_ids(t, places, picked, best_picked)
                 if better <= 0:
                     continue
             answered, spread = 1, node.spread
             best_picked, picked = picked, best_picked
-            out.value, out.alone = value, d
+            out.alone = d
         out.visited += visited
         if at >= 0:
             break
         out.complete = 2 if turn == r.ties or best < 0 else 1
-    out.optimum = best
+    out.value = best
     if answered == 0 and best >= 0:  # without ties, or stopped before any choice was compared
         for u in range(n):
             nodes[u + 1].count = kept[u]
         least = _needed(t, best, kept_leaf[1], kept_leaf[2], kept_leaf[3], level_kept, hosts_kept)
-        d = min(_pick_all(t, places, masks, nodes, least, 0, best_picked), kept_leaf[4])
+        d = min(_pick_all(t, places, masks, nodes, least, best_picked), kept_leaf[4])
         if hosts_kept > 1:
             d = limited(t, d, level_kept, r.k, hosts_kept)
-        answered = 1
-        out.value, out.alone = shared(d, kept_leaf[2], d + kept_leaf[3]), d
+        answered, out.alone = 1, d
     if answered == 1:
         for u in range(n):
             chosen[u] = best_picked[u]

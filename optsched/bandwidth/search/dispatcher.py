@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,7 +17,7 @@ from optsched.bandwidth.models.contention import (
     share,
 )
 from optsched.bandwidth.models.model import BandwidthModel, CountModel
-from optsched.bandwidth.search.ask import (
+from optsched.bandwidth.search.by_counts import (
     UNPROVED,
     Answer,
     CountSearch,
@@ -29,7 +29,7 @@ from optsched.bandwidth.search.order import Order
 from optsched.bandwidth.search.what_if import WhatIf, regret, victims
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.feasibility import impossible
-from optsched.bandwidth.topology.policy import ANY, Bounds, Policy, check_policy, share_of
+from optsched.bandwidth.topology.policy import ANY, Bounds, Policy, check_policy
 from optsched.bandwidth.topology.rates import MOST
 from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import Infeasible, InputError
@@ -58,8 +58,8 @@ class Dispatcher:
         Hosts and GPUs.
     model
         Bandwidths: with tables, or a `CountModel`.
-    policy, traffic, seed, tolerance
-        As in `GpuPlacement`; the same for all requests. Without tables there is no tolerance.
+    policy, traffic, seed
+        As in `GpuPlacement`; the same for all requests.
 
     Raises
     ------
@@ -75,22 +75,15 @@ class Dispatcher:
         policy: Policy | None = None,
         traffic: Traffic = "given",
         seed: int = 0,
-        tolerance: float = 0.0,
     ) -> None:
         if not isinstance(cluster, Cluster) or not isinstance(model, BandwidthModel):
             what = f"{type(cluster).__name__} and {type(model).__name__}"
             raise InputError(f"cluster, model: expected a Cluster and a BandwidthModel, got {what}")
         if cluster is not model.cluster and cluster.sha256 != model.cluster.sha256:
             raise InputError("cluster, model: are of different clusters (use model.cluster)")
-        check_policy(policy)
-        integer("seed", seed, 0, 2**31 - 1)
-        share_of("tolerance", tolerance)
-        self.cluster, self.model = cluster, model
-        self.policy = policy or Policy()
-        self.policy.check(cluster)
+        self.cluster, self.model, self.policy = cluster, model, check_policy(policy, cluster)
         check_traffic(traffic)
-        self.traffic, self.seed = traffic, seed
-        self._tolerance = tolerance
+        self.traffic, self.seed = traffic, integer("seed", seed, 0, 2**31 - 1)
         self._tables = tables = model.tables()
         self._large = LargeSearch(model) if isinstance(model, CountModel) else None
         if tables is None and self._large is None:
@@ -99,9 +92,10 @@ class Dispatcher:
             )
         self._known: tuple[ClusterState, IntArray] | None = None
         self._alone: dict[tuple[int, ...], int] = {}
+        self._is_warm = False
         if tables is None:
             return
-        self._search = CountSearch(tables, self.policy, ties=True, tolerance=tolerance)
+        self._search = CountSearch(tables, self.policy, ties=True)
         self._quick = CountSearch(tables, self.policy)
 
     def choose(
@@ -141,7 +135,7 @@ class Dispatcher:
     ) -> list[Answer]:
         """The n best choices that differ in the numbers of GPUs on hosts, the best first.
 
-        As good as `answer`: exact where that is, without the tolerance. Behind a choice the counts
+        As good as `answer`: exact where that is. Behind a choice the counts
         that are left are searched in parts: fewer GPUs on its first host, else as many there and
         fewer on the second, and so on (Lawler 1972); without tables all are compared where they are
         few.
@@ -209,10 +203,9 @@ class Dispatcher:
 
         found = self.answer(state, k, deadline)
         problem = GpuPlacement(
-            state, self.model, k, policy=self.policy, traffic=self.traffic, seed=self.seed,
-            tolerance=self._tolerance,
-        )  # fmt: skip
-        return explained(DispatchChoice(problem, found.gpus, problem.shares([found.gpus])[0]))
+            state, self.model, k, policy=self.policy, traffic=self.traffic, seed=self.seed
+        )
+        return explained(DispatchChoice(problem, found.gpus, problem.share(found.gpus)))
 
     def _with_assumptions(self, found: Answer) -> Answer:
         """The answer with what the model assumes."""
@@ -373,9 +366,10 @@ class Dispatcher:
                 raise Infeasible(f"gpus: requested {k}, free {len(state.free)}")
         if deadline is None:
             return k, None
-        if self._tables is not None:
-            self._speed  # noqa: B018 (compiles before the clock begins)
         seconds = number("deadline", deadline, above=True, what="seconds")
+        if self._tables is not None and not self._is_warm:  # the kernel may have to be compiled
+            self._search.choose(self.policy.usable(state), self._jobs(state), k, 1)
+            self._is_warm = True
         return k, time.monotonic() + min(seconds, _MOST_SECONDS)
 
     def _check(self, state: ClusterState) -> None:
@@ -434,28 +428,7 @@ class Dispatcher:
     def _nodes(self, until: float, n_jobs: int) -> int:
         """Steps of the kernel that fit in half of the time that is left."""
         left = max(0.0, until - time.monotonic()) / 2
-        return 1000 + int(left * self._speed / (1 + n_jobs / _JOBS_A_STEP))
-
-    @cached_property
-    def _speed(self) -> float:
-        """Steps of the kernel a second without jobs, measured once where no choice is allowed."""
-        from optsched.bandwidth.search import counts as kernel
-
-        request, n = np.zeros(1, kernel.REQUEST), self.cluster.n_hosts
-        masks = ClusterState.idle(self.cluster).masks
-        for name, value in (("k", self.cluster.n_gpus // 2), ("nodes", 50_000), ("leaves", ANY),
-                            ("min_hosts", n + 1), ("max_hosts", n), ("balance", ANY),
-                            ("most_domains", n), ("top", len(self.cluster.levels))):  # fmt: skip
-            request[name] = value
-        arguments = (
-            self._search.arrays, request, self._search.places, masks, np.zeros(0, np.int64),
-            np.zeros(n + 1, kernel.NODE), np.zeros(0, kernel.TENANT),
-            np.zeros(1, kernel.ANSWER), np.zeros(n, np.int64),
-        )  # fmt: skip
-        kernel.choose(*arguments)  # compiles, perhaps
-        begin = time.perf_counter()
-        kernel.choose(*arguments)
-        return 50_000 / (time.perf_counter() - begin)
+        return 1000 + int(left * _STEPS_A_SECOND / (1 + n_jobs / _JOBS_A_STEP))
 
     def _beyond(
         self,
@@ -487,10 +460,7 @@ class Dispatcher:
         return jobs
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {
-            "policy": self.policy, "traffic": self.traffic, "seed": self.seed,
-            "tolerance": self._tolerance,
-        }  # fmt: skip
+        options = {"policy": self.policy, "traffic": self.traffic, "seed": self.seed}
         return partial(Dispatcher, **options), (self.cluster, self.model)  # type: ignore[arg-type]
 
     def demands(self, state: ClusterState) -> list[int]:
@@ -498,13 +468,9 @@ class Dispatcher:
         if len(self._alone) > _REMEMBERED:
             self._alone = {}
         alone = self._alone
-        new = [j for j in state.jobs if j.gpus not in alone and needs_bandwidth(j, self.traffic)]
-        if self._tables is not None:
-            for job in new:
-                reached = self._tables.value(job.gpus)
-                alone[job.gpus] = self.model.of(job.gpus) if reached < 0 else reached  # refuses
-        elif new:
-            sets = [job.gpus for job in new]
+        sets = [job.gpus for job in state.jobs
+                if job.gpus not in alone and needs_bandwidth(job, self.traffic)]  # fmt: skip
+        if sets:
             alone.update(zip(sets, self.model.of_sets(sets), strict=True))
         return [demand_of(job, alone, self.traffic, self.seed) for job in state.jobs]
 
@@ -519,6 +485,9 @@ def _part(until: float | None, n: int) -> float | None:
 
 _MOST_SECONDS: Final = 1e6
 """A later deadline is none that counts of steps could hold."""
+
+_STEPS_A_SECOND: Final = 5_000_000
+"""Steps of the kernel that a slow core does without jobs."""
 
 _JOBS_A_STEP: Final = 4
 """So many jobs take as long in a step as everything else."""

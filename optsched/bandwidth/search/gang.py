@@ -1,10 +1,12 @@
-"""Several requests at once: each gets its own GPUs, and all start or none does."""
+"""Several requests at once: each gets its GPUs, and all start or none does."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from itertools import combinations, permutations, product
+from typing import TYPE_CHECKING, Final
 
 from optsched.bandwidth.models.contention import share
 from optsched.errors import Infeasible, InputError
@@ -13,30 +15,27 @@ from optsched.io.values import format_value, integer, number
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from optsched.bandwidth.models.model import BandwidthModel
-    from optsched.bandwidth.search.ask import Answer
+    from optsched.bandwidth.search.by_counts import Answer
+    from optsched.bandwidth.search.dispatcher import Dispatcher
     from optsched.bandwidth.topology.state import ClusterState
 
+    Answers = dict[str, Answer]
 
-class Chooser(Protocol):
-    """What a gang needs of a `Dispatcher`."""
 
-    model: BandwidthModel
-
-    def answer(self, state: ClusterState, k: int, deadline: float | None = None) -> Answer:
-        """The best choice for one request."""
-
-    def demands(self, state: ClusterState) -> list[int]:
-        """kB/s of every running job."""
+MOST_BARRED: Final = 4
+"""Hosts of a request without which it is placed again, one at a time."""
 
 
 def choose_gang(
-    dispatcher: Chooser,
+    dispatcher: Dispatcher,
     state: ClusterState,
     requests: Mapping[str, int],
     deadline: float | None = None,
-) -> dict[str, Answer]:
-    """Choose GPUs for several requests, one after the other in several orders; the best sum counts.
+) -> Answers:
+    """Choose GPUs for several requests; the sum of bandwidths counts.
+
+    They are placed one after the other in several orders. Then single requests are placed again,
+    also on hosts that no other request uses, or without one of theirs, until the sum stops rising.
 
     Parameters
     ----------
@@ -55,31 +54,114 @@ def choose_gang(
         More GPUs than are free, or in no order all of them find a place.
     """
     _check(state, requests)
-    until = None
-    if deadline is not None:
-        until = time.monotonic() + number("deadline", deadline, above=True, what="seconds")
+    gang = _Gang(dispatcher, state, requests, deadline)
     sizes = sorted(requests, key=lambda name: -requests[name])
-    best: dict[str, Answer] = {}
+    best: Answers = {}
     reason: Infeasible | None = None
-    uppers: dict[int, int] = {}  # by number of GPUs, without the other requests
-    for order in dict.fromkeys((tuple(sizes), tuple(requests), tuple(sizes[::-1]))):
-        if best and until is not None and time.monotonic() > until:
+    orders = dict.fromkeys((tuple(sizes), tuple(requests), tuple(sizes[::-1])))
+    for order, apart in product(orders, (False, True)):
+        if best and gang.is_late:
             break
         try:
-            found = _in_order(dispatcher, state, requests, order, until)
+            best = max(best, gang.placed({}, order, apart=apart), key=_worth)
         except Infeasible as error:
             reason = error
-            continue
-        for name, one in found.items():
-            k = requests[name]
-            if k not in uppers:
-                left = None if until is None else max(1e-4, (until - time.monotonic()) / 4)
-                uppers[k] = dispatcher.answer(state, k, left).upper_bound
-            found[name] = one._replace(upper_bound=max(one.value, uppers[k]))
-        best = max(filter(None, (best, found)), key=lambda one: sum(a.value for a in one.values()))
     if not best:
         raise Infeasible(f"gang: {reason}")
-    return {name: best[name] for name in requests}
+    best = gang.improved(best)
+    uppers: dict[int, int] = {}  # by number of GPUs, without the other requests
+    for k in dict.fromkeys(requests.values()):
+        uppers[k] = dispatcher.answer(state, k, gang.time_for(4)).upper_bound
+    return {
+        name: best[name]._replace(upper_bound=max(best[name].value, uppers[k]))
+        for name, k in requests.items()
+    }
+
+
+def _worth(answers: Answers) -> int:
+    return sum(one.value for one in answers.values()) if answers else -1
+
+
+class _Gang:
+    """Placements of requests next to each other and to the running jobs."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        state: ClusterState,
+        requests: Mapping[str, int],
+        deadline: float | None,
+    ) -> None:
+        self.dispatcher, self.state, self.requests = dispatcher, state, requests
+        self.until = None
+        if deadline is not None:
+            self.until = time.monotonic() + number("deadline", deadline, above=True, what="seconds")
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the deadline has passed."""
+        return self.until is not None and time.monotonic() > self.until
+
+    def time_for(self, n: int) -> float | None:
+        """Seconds for one of n more searches."""
+        return None if self.until is None else max(1e-4, (self.until - time.monotonic()) / n)
+
+    def placed(
+        self, kept: Answers, order: Iterable[str], *, apart: bool = False, barred: int = -1
+    ) -> Answers:
+        """Place requests in an order, the others kept; bandwidths are those next to all of them.
+
+        `apart`: on hosts that no placed request uses, where that is possible; `barred`: the
+        first one without this host.
+        """
+        found, after, names = dict(kept), self.state, list(order)
+        for name, one in kept.items():
+            after = after.take(one.gpus, name, one.standalone)
+        for i, name in enumerate(names):
+            hosts = {*self.hosts_of(found.values())} if apart else {barred if i == 0 else -1}
+            one = self._answer(
+                after, self.requests[name], hosts, self.time_for(2 * (len(names) - i))
+            )
+            found[name], after = one, after.take(one.gpus, name, one.standalone)
+        for name, one in found.items():
+            others = after.give(name)
+            got = share(self.dispatcher.model, others, one.gpus, self.dispatcher.demands(others))
+            found[name] = one._replace(value=got.value)
+        return found
+
+    def hosts_of(self, answers: Iterable[Answer]) -> list[int]:
+        """Hosts that answers use."""
+        host_of, _, _ = self.state.cluster.places
+        return list(dict.fromkeys(host_of[gpu] for one in answers for gpu in one.gpus))
+
+    def _answer(
+        self, state: ClusterState, k: int, avoided: set[int], seconds: float | None
+    ) -> Answer:
+        """The best choice without some hosts, or with them if there is none."""
+        host_of, _, _ = state.cluster.places
+        here = state.without([gpu for gpu in state.free if host_of[gpu] in avoided])
+        try:
+            return self.dispatcher.answer(here, k, seconds)
+        except Infeasible:
+            return self.dispatcher.answer(state, k, seconds)
+
+    def improved(self, best: Answers) -> Answers:
+        """Place single requests and pairs again until the sum stops rising."""
+        groups = [group for n in (1, 2) for group in combinations(self.requests, n)]
+        todo = deque(groups)
+        while todo and not self.is_late:
+            group = todo.popleft()
+            kept = {name: one for name, one in best.items() if name not in group}
+            for order in permutations(group):
+                found = [self.placed(kept, order), self.placed(kept, order, apart=True)]
+                found += [
+                    self.placed(kept, order, barred=host)
+                    for host in self.hosts_of([best[order[0]]])[:MOST_BARRED]
+                ]
+                better = max(found, key=_worth)
+                if _worth(better) > _worth(best):
+                    best, todo = better, deque(groups)
+        return best
 
 
 def _check(state: ClusterState, requests: Mapping[str, int]) -> None:
@@ -94,26 +176,3 @@ def _check(state: ClusterState, requests: Mapping[str, int]) -> None:
     total = sum(requests.values())
     if total > len(state.free):
         raise Infeasible(f"gang: requested {total}, free {len(state.free)}")
-
-
-def _in_order(
-    dispatcher: Chooser,
-    state: ClusterState,
-    requests: Mapping[str, int],
-    order: Iterable[str],
-    until: float | None,
-) -> dict[str, Answer]:
-    """Answers of the requests placed one after the other, with all of them as tenants."""
-    found: dict[str, Answer] = {}
-    after = state
-    for i, name in enumerate(order):
-        left = None
-        if until is not None:
-            left = max(1e-4, (until - time.monotonic()) / (len(requests) - i))
-        found[name] = answer = dispatcher.answer(after, requests[name], left)
-        after = after.take(answer.gpus, name, answer.standalone)
-    for name, answer in found.items():
-        others = after.give(name)
-        got = share(dispatcher.model, others, answer.gpus, dispatcher.demands(others))
-        found[name] = answer._replace(value=got.value)
-    return found

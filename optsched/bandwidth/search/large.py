@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.search.ask import Answer, Bools, domain_numbers
+from optsched.bandwidth.search.by_counts import Answer, Bools, domain_numbers
 from optsched.bandwidth.search.groups import tiers
 from optsched.bandwidth.search.order import order_of
 from optsched.bandwidth.search.rails import on_rails

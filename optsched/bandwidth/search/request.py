@@ -14,7 +14,7 @@ from numba import types
 
 from optsched.bandwidth.models.contention import interferes, shares
 from optsched.bandwidth.models.prior import host_rates
-from optsched.bandwidth.search.ask import Bools, gpus_of
+from optsched.bandwidth.search.by_counts import Bools, gpus_of
 from optsched.bandwidth.search.counts import line, shared
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
 from optsched.bandwidth.topology.levels import WHOLE

@@ -8,7 +8,7 @@ import numpy as np
 
 from optsched.bandwidth.models.contention import Share, demands, share
 from optsched.bandwidth.models.model import Interval
-from optsched.bandwidth.search.ask import ask
+from optsched.bandwidth.search.by_counts import best_by_counts
 from optsched.bandwidth.topology.state import Job
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def regret(
     if tables is None:
         return None
     least = demands(low, state, traffic, seed)
-    best = ask(tables, state, least, len(gpus), policy)
+    best = best_by_counts(tables, state, least, len(gpus), policy)
     if best is None or not best.exact:
         return None
     sure = share(low, state, gpus, demands(high, state, traffic, seed))

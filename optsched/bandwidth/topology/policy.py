@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
-from optsched.io.values import integer, number
+from optsched.io.values import integer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -285,15 +285,13 @@ class Policy:
         return ""
 
 
-def check_policy(policy: object) -> None:
-    """Refuse what is neither a `Policy` nor None."""
-    if policy is not None and not isinstance(policy, Policy):
+def check_policy(policy: object, cluster: Cluster) -> Policy:
+    """Check that an object is a policy for a cluster; None allows everything."""
+    rules = Policy() if policy is None else policy
+    if not isinstance(rules, Policy):
         raise InputError(f"policy: expected a Policy, got {policy!r:.60}")
-
-
-def share_of(place: str, given: Any) -> float:
-    """A share in 0..1."""
-    return number(place, given, most=1.0, what="a share")
+    rules.check(cluster)
+    return rules
 
 
 @lru_cache(maxsize=256)

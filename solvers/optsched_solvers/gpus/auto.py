@@ -11,7 +11,6 @@ from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers.gpus.bandpilot import Hybrid
 from optsched_solvers.gpus.counts import Counts
-from optsched_solvers.gpus.one_by_one import OneByOne
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,14 +18,13 @@ if TYPE_CHECKING:
     from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.solver import Solver
 
 FIRST: Final = 1000
 """Least iterations of the first solver: milliseconds."""
 
 
 class Auto:
-    """`counts`, then `hybrid` if that proves nothing; several requests: `one_by_one`."""
+    """`counts`, then `hybrid` if that proves nothing."""
 
     name = "auto"
     kinds = ("gpus",)
@@ -35,7 +33,7 @@ class Auto:
     def supports(self, problem: Problem) -> Support:
         """What one of the solvers supports; else the reason of the last."""
         found = Support(False, "it only chooses GPUs (GpuPlacement)")
-        for solver in _solvers(problem):
+        for solver in (Counts(), Hybrid()):
             found = solver.supports(problem)
             if found:
                 break
@@ -48,7 +46,7 @@ class Auto:
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Run the solvers in turn until one proves its choice or a limit is reached."""
         assert isinstance(problem, GpuPlacement)
-        for solver in _solvers(problem):
+        for solver in (Counts(), Hybrid()):
             if not solver.supports(problem):
                 continue
             given = limits
@@ -56,14 +54,6 @@ class Auto:
                 given = replace(limits, iterations=max(limits.iterations, FIRST))
             found = solver.solve(problem, given, monitor)
             ended = found.status == "infeasible" or found.reason or monitor.should_stop()
-            # a tolerance gives bandwidth for less fragmentation: `hybrid` would take that back
-            final = problem.tolerance or limits.iterations is not None
-            if ended or (final and monitor.objective is not None):
+            if ended or (limits.iterations is not None and monitor.objective is not None):
                 return found
         return Result("unknown")
-
-
-def _solvers(problem: Problem) -> tuple[Solver, ...]:
-    if isinstance(problem, GpuPlacement) and len(problem.requests) > 1:
-        return (OneByOne(),)
-    return Counts(), Hybrid()

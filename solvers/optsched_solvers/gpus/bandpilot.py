@@ -15,8 +15,8 @@ import numpy as np
 
 from optsched.bandwidth.models.contention import shares
 from optsched.bandwidth.models.model import CountModel, UnmeasuredPattern
-from optsched.bandwidth.placement.problem import GpuPlacement, GpuSets
-from optsched.bandwidth.search.ask import trays_first
+from optsched.bandwidth.placement.problem import GpuPlacement
+from optsched.bandwidth.search.by_counts import trays_first
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.links import published_weight, weight
 from optsched.bandwidth.topology.policy import Policy
@@ -60,10 +60,6 @@ def supported(problem: Problem, rules: Sequence[str]) -> Support:
     """Whether a search that obeys only these rules (fields of `Policy`) takes a problem."""
     if not isinstance(problem, GpuPlacement):
         return Support(False, "it only chooses GPUs (GpuPlacement)")
-    if len(problem.requests) != 1:
-        return Support(False, "it takes one request at a time")
-    if problem.on_unmeasured == "measured":
-        return Support(False, 'it ignores what is measured (on_unmeasured="measured")')
     if problem.cluster.rails:
         return Support(False, "it cannot keep to rails (counts can)")
     free, policy = Policy(), problem.policy
@@ -102,11 +98,11 @@ class Judge:
     def values(self, rows: Selection) -> IntArray:
         """Bandwidth of every row of a selection; -1 where it is not known."""
         problem = self.problem
-        return shares(problem.judged_by, problem.state, rows, problem.demands).value
+        return shares(problem.model, problem.state, rows, problem.demands).value
 
     def standalone(self, rows: Selection) -> IntArray:
         """B(S) of every row; -1 where it is not known."""
-        return self.problem.judged_by.known_values(rows)
+        return self.problem.model.known_values(rows)
 
     def selection(self, sets: Sequence[Sequence[int]]) -> Selection:
         """Sets of GPUs as booleans, shape (n, GPUs)."""
@@ -181,7 +177,7 @@ class Eha(_Search):
                 monitor.advance(len(listed[0]))
                 value, gpus = _first_best(judge, *listed, monitor)
                 if value >= 0:
-                    monitor.incumbent(GpuSets.of([gpus]), -value, self.name)
+                    monitor.incumbent(gpus, -value, self.name)
                     break
         return Result("unknown", reason="" if monitor.objective is not None else reason)
 
@@ -214,7 +210,7 @@ class Pts(_Search):
             first = int(judge.standalone(judge.selection(begin)).argmax())
             value, gpus = _pruned(judge, begin[first], monitor)
             if value >= 0:
-                monitor.incumbent(GpuSets.of([gpus]), -value, self.name)
+                monitor.incumbent(gpus, -value, self.name)
             if monitor.should_stop():
                 return Result("unknown")
         return Result("unknown", reason="" if monitor.objective is not None else UNKNOWN)
@@ -262,11 +258,11 @@ class Proximity(_Search):
         free = max((free_on(problem, hosts) for hosts in host_sets(problem)), key=len)
         chosen = self.choose(problem, free, limits)
         try:
-            value = problem.worth([chosen])
+            value = problem.share(chosen).value
         except UnmeasuredPattern as error:
             return Result("unknown", reason=f"its choice has no known bandwidth: {error.args[0]}")
         monitor.advance(1)
-        monitor.incumbent(GpuSets.of([chosen]), -value, self.name)
+        monitor.incumbent(tuple(chosen), -value, self.name)
         return Result("unknown")
 
     def choose(self, problem: GpuPlacement, free: list[int], limits: Limits) -> Sequence[int]:

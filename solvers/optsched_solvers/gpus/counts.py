@@ -14,8 +14,14 @@ import numpy as np
 from optsched.bandwidth.models.model import CountModel, UnmeasuredPattern
 from optsched.bandwidth.models.patterns import written_pattern
 from optsched.bandwidth.models.tables import CountTables
-from optsched.bandwidth.placement.problem import GpuPlacement, GpuSets
-from optsched.bandwidth.search.ask import MOST_LEAVES, MOST_NODES, UNPROVED, ask, leaves_in_python
+from optsched.bandwidth.placement.problem import GpuPlacement
+from optsched.bandwidth.search.by_counts import (
+    MOST_LEAVES,
+    MOST_NODES,
+    UNPROVED,
+    best_by_counts,
+    leaves_in_python,
+)
 from optsched.bandwidth.topology.proximity import proximity
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -74,9 +80,9 @@ class Counts:
         nodes = MOST_NODES
         if limits.iterations is None:
             nodes = int(min(nodes, monitor.remaining * NODES_A_SECOND))
-        found = ask(
+        found = best_by_counts(
             problem.tables, problem.state, problem.demands, problem.k, problem.policy,
-            ties=True, tolerance=problem.tolerance, leaves=leaves, nodes=nodes,
+            ties=True, leaves=leaves, nodes=nodes,
         )  # fmt: skip
         if not ready:
             load_behind(KERNEL)  # for the next request
@@ -85,7 +91,7 @@ class Counts:
                 return self._large(problem, limits, monitor)
             return nothing_found(problem)
         monitor.advance(found.visited)
-        monitor.incumbent(GpuSets.of([found.gpus]), -found.value, self.name)
+        monitor.incumbent(found.gpus, -found.value, self.name)
         if found.upper_bound < UNPROVED:
             claim(problem, monitor, found.upper_bound, self.name)
             return Result("unknown")
@@ -104,7 +110,7 @@ class Counts:
             deadline=time.monotonic() + monitor.remaining if given else None,
         )  # fmt: skip
         if found is not None:
-            monitor.incumbent(GpuSets.of([found.gpus]), -found.value, self.name)
+            monitor.incumbent(found.gpus, -found.value, self.name)
             claim(problem, monitor, found.upper_bound, self.name, found.value)
         return Result("unknown")
 
@@ -118,15 +124,13 @@ def large_search(model: CountModel) -> LargeSearch:
 
 
 def supported(problem: Problem, *, rails: bool = False, most_vectors: int | None = None) -> Support:
-    """Whether a problem has one request, and counts by host decide all bandwidths.
+    """Whether counts by host decide all bandwidths of a problem.
 
     `rails`: whether the solver keeps equal local ids on all hosts. `most_vectors`: how many count
     vectors it takes.
     """
     if not isinstance(problem, GpuPlacement):
         return Support(False, "it only chooses GPUs (GpuPlacement)")
-    if len(problem.requests) != 1:
-        return Support(False, "it takes one request at a time")
     if problem.cluster.rails and not rails:
         return Support(False, "it cannot keep to rails (counts can)")
     if not problem.model.intra_monotone:
@@ -134,7 +138,7 @@ def supported(problem: Problem, *, rails: bool = False, most_vectors: int | None
     if problem.tables is None:
         return Support(False, "the model has no tables by counts for this cluster")
     if most_vectors is not None:
-        number = CountVectors(problem, problem.requests[0]).count()
+        number = CountVectors(problem).count()
         if number > most_vectors:
             return Support(False, f"it takes up to {most_vectors} count vectors, not {number}")
     return Support(True)
@@ -146,7 +150,7 @@ def nothing_found(problem: GpuPlacement) -> Result:
     assert tables is not None
     state = problem.state
     measured = CountTables.of(tables.cluster, np.maximum(tables.network, 0), tables.intra)
-    found = ask(measured, state, (0,) * len(state.jobs), problem.k, problem.policy)
+    found = best_by_counts(measured, state, (0,) * len(state.jobs), problem.k, problem.policy)
     if found is None:
         return Result("infeasible", reason=f"no set of {problem.k} free GPUs obeys the policy")
     pattern = written_pattern(problem.cluster.counts(found.gpus))
@@ -163,9 +167,9 @@ def _nearest(problem: GpuPlacement, monitor: Monitor) -> Result:
     fabric = max(cluster.fabrics, key=lambda hosts: int(state.room[list(hosts)].sum()))
     free = [gpu for gpu in state.free if int(cluster.host_of[gpu]) in fabric]
     chosen = sorted(proximity(cluster, free, k)) if len(free) >= k else []
-    if problem.on_unmeasured != "measured" and not problem.faults([chosen]):
+    if not problem.faults(chosen):
         with suppress(UnmeasuredPattern):
-            monitor.incumbent(GpuSets.of([chosen]), -problem.worth([chosen]), "proximity")
+            monitor.incumbent(tuple(chosen), -problem.share(chosen).value, "proximity")
     return Result("unknown")
 
 
@@ -176,5 +180,4 @@ def _vectors(problem: GpuPlacement) -> int:
 
 def _is_large(problem: GpuPlacement) -> bool:
     """Whether the search without tables takes the problem."""
-    predicts = problem.on_unmeasured == "predict" and not problem.is_robust
-    return isinstance(problem.model, CountModel) and len(problem.requests) == 1 and predicts
+    return isinstance(problem.model, CountModel)

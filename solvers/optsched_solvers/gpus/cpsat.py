@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.bandwidth.placement.problem import GpuSets
 from optsched.solving.result import Result
 from optsched_solvers._cpsat import checked_options, solve_cp
 from optsched_solvers._loading import load
@@ -49,7 +48,7 @@ class CpSat:
         checked_options(limits)
         if monitor.should_stop() or not load(monitor, "ortools.sat.python.cp_model"):
             return Result("unknown")
-        vectors = CountVectors(problem, problem.requests[0])
+        vectors = CountVectors(problem)
         stages = vectors.stages()
         for stage in stages:
             search = _Stage(vectors, stage, stage == stages[-1], monitor)
@@ -76,7 +75,7 @@ class _Stage:
         model.add_allowed_assignments([*self.count, self.value], rows)
         model.minimize(-self.value)
         if monitor.solution is not None:
-            hosts = vectors.problem.cluster.host_of[list(monitor.solution.gpus[0])]
+            hosts = vectors.problem.cluster.host_of[list(monitor.solution)]
             for h, count in zip(vectors.hosts, self.count, strict=True):
                 model.add_hint(count, int((hosts == h).sum()))
 
@@ -92,7 +91,7 @@ class _Stage:
         counts = np.array([value(count) for count in self.count], np.int64)
         worth = value(self.value)
         self.best = max(self.best, worth)
-        self.monitor.incumbent(GpuSets.of([self.vectors.gpus(counts)]), -worth, "cpsat")
+        self.monitor.incumbent(self.vectors.gpus(counts), -worth, "cpsat")
 
     def _bound(self, bound: int) -> None:
         """Claim a bound, in steps: CP-SAT lowers it by single kB/s."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from optsched.bandwidth.placement.problem import GpuSets
 from optsched.solving.result import Result
 from optsched_solvers.gpus.counts import nothing_found, supported
 from optsched_solvers.gpus.vectors import CountVectors, claim
@@ -41,7 +40,7 @@ class BranchAndBound:
 
     def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
         """Search with one domain of the preferred level, then two, ... until there is a choice."""
-        vectors = CountVectors(problem, problem.requests[0])
+        vectors = CountVectors(problem)
         left = 2**62 if limits.iterations is None else limits.iterations
         block = min(_BLOCK, left)
         for stage in vectors.stages():
@@ -57,8 +56,7 @@ class BranchAndBound:
                 top = int(values.argmax()) if len(kept) else 0
                 if len(kept) and values[top] > best:
                     best = int(values[top])
-                    chosen = GpuSets.of([vectors.gpus(kept[top])])
-                    monitor.incumbent(chosen, -best, self.name)
+                    monitor.incumbent(vectors.gpus(kept[top]), -best, self.name)
             if best >= 0:
                 claim(problem, monitor, best, self.name)
                 return Result("unknown")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.bandwidth.models.contention import divided, interferes
-from optsched.bandwidth.search.ask import domain_numbers, gpus_of
+from optsched.bandwidth.search.by_counts import domain_numbers, gpus_of
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.policy import ANY
 from optsched.bandwidth.topology.rates import NO_LIMIT
@@ -15,7 +15,7 @@ from optsched.bandwidth.topology.rates import NO_LIMIT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.bandwidth.placement.problem import GpuPlacement, Request
+    from optsched.bandwidth.placement.problem import GpuPlacement
     from optsched.model.schedule import IntArray
     from optsched.solving.monitor import Monitor
 
@@ -24,26 +24,19 @@ _MOST_CELLS: Final = 1 << 22
 
 
 class CountVectors:
-    """Evaluate count vectors of one request; other requests of the problem are ignored.
+    """Evaluate count vectors of a problem with tables.
 
     A vector stands for the best subset of its size on every host.
-
-    Parameters
-    ----------
-    problem
-        With tables.
-    request
-        One of its requests.
     """
 
-    def __init__(self, problem: GpuPlacement, request: Request) -> None:
-        tables, policy = problem.tables, request.policy
+    def __init__(self, problem: GpuPlacement) -> None:
+        tables, policy = problem.tables, problem.policy
         assert tables is not None
-        self.problem, self.request, self.tables = problem, request, tables.ruled(policy)
+        self.problem, self.tables = problem, tables.ruled(policy)
         self.state = policy.usable(problem.state)
         self.hosts = np.flatnonzero(self.state.room).tolist()
         """Hosts with free GPUs: the columns of a vector."""
-        most = min(request.gpus, policy.max_per_host or ANY)
+        most = min(problem.k, policy.max_per_host or ANY)
         self.most: IntArray = np.minimum(self.state.room[self.hosts], most)
         """Most GPUs by column."""
         masks = self.state.masks.tolist()
@@ -105,18 +98,18 @@ class CountVectors:
 
     def stages(self) -> list[int]:
         """Numbers of domains of the preferred level to try in turn, see `Policy.preferred`."""
-        cluster, preferred = self.problem.cluster, self.request.policy.preferred
+        cluster, preferred = self.problem.cluster, self.problem.policy.preferred
         if preferred is None:
             return [ANY]
         number = domain_numbers(cluster, cluster.level(preferred))[self.hosts]
-        return list(range(1, min(self.request.gpus, len(np.unique(number))) + 1))
+        return list(range(1, min(self.problem.k, len(np.unique(number))) + 1))
 
     def excess(self, vectors: IntArray, most_domains: int = ANY) -> IntArray:
         """Violation of the policy by vector, in GPUs, hosts or domains; 0 if feasible.
 
         `most_domains` limits those of the preferred level.
         """
-        policy, cluster = self.request.policy, self.problem.cluster
+        policy, cluster = self.problem.policy, self.problem.cluster
         used = vectors > 0
         number = used.sum(axis=1)
         most = vectors.max(axis=1, initial=0)
@@ -148,7 +141,7 @@ class CountVectors:
 
     def count(self) -> int:
         """Number of vectors, feasible or not."""
-        number = [1] + [0] * self.request.gpus
+        number = [1] + [0] * self.problem.k
         for most in self.most.tolist():
             number = [sum(number[max(0, s - most) : s + 1]) for s in range(len(number))]
         return number[-1]
@@ -167,7 +160,7 @@ class CountVectors:
             if len(prefix) > most:
                 todo += [prefix[most:], prefix[:most]]
                 continue
-            left = self.request.gpus - prefix.sum(axis=1)
+            left = self.problem.k - prefix.sum(axis=1)
             first = np.maximum(left - behind[u + 1], 0)
             times = np.maximum(np.minimum(left, self.most[u]) - first + 1, 0)
             rows = np.repeat(np.arange(len(prefix)), times)
@@ -193,7 +186,7 @@ def claim(
     Under a policy with a preferred level the bound holds for choices that fulfil it as far as
     possible: no bound is reported if a better start ignores the preference.
     """
-    prefers = any(request.policy.preferred is not None for request in problem.requests)
+    prefers = problem.policy.preferred is not None
     objective, reached = monitor.objective, upper if best is None else best
     if not (prefers and objective is not None and objective < -reached):
         monitor.bound(-upper, source)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.bandwidth.placement.problem import GpuSets
 from optsched.errors import InputError, MissingExtra
 from optsched.model.graph import evaluate, machine_orders
 from optsched.model.schedule import NO_DEADLINE, Csr
@@ -392,7 +391,7 @@ class GpuGenetic:
         population_size(limits.options)
         if not load(monitor, "deap.tools"):
             return Result("unknown")
-        vectors = CountVectors(problem, problem.requests[0])
+        vectors = CountVectors(problem)
         stages, left = vectors.stages(), _left(limits)
         if int(vectors.most.sum()) < problem.k:
             return Result("unknown")
@@ -428,7 +427,7 @@ class Counts(Decoder):
 
     def first(self, size: int) -> list[Genes]:
         """Fewest hosts, most even, the start if there is one, and random vectors."""
-        k, limit = self.vectors.request.gpus, self.limit
+        k, limit = self.vectors.problem.k, self.limit
         full, even = [0] * len(limit), [0] * len(limit)
         order = sorted(range(len(limit)), key=lambda u: (-limit[u], u))
         for u in order:
@@ -438,7 +437,7 @@ class Counts(Decoder):
                 even[u] += even[u] < limit[u] and sum(even) < k
         begun = [full, even]
         if self.monitor.solution is not None:
-            hosts = self.vectors.problem.cluster.host_of[list(self.monitor.solution.gpus[0])]
+            hosts = self.vectors.problem.cluster.host_of[list(self.monitor.solution)]
             start = [int((hosts == h).sum()) for h in self.vectors.hosts]
             begun += [start] if sum(start) == k else []
         slots = [u for u, most in enumerate(limit) for _ in range(most)]
@@ -487,6 +486,6 @@ class Counts(Decoder):
             top = int(cost.argmin())
             if cost[top] < self.best:
                 self.best = int(cost[top])
-                answer = GpuSets.of([self.vectors.gpus(table[top])])
+                answer = self.vectors.gpus(table[top])
                 self.monitor.incumbent(answer, self.best, "genetic")
         return [self.known[tuple(one)] for one in some]

@@ -11,7 +11,6 @@ from subset_cases import four_by_eight, optimum, ruled_problem
 
 import optsched
 from optsched.bandwidth.models.model import UnmeasuredPattern
-from optsched.bandwidth.placement.problem import Request
 from optsched.bandwidth.topology.policy import Policy
 from optsched.errors import InputError
 from optsched.solving.solver import solver as find_solver
@@ -74,7 +73,7 @@ def test_a_better_start_than_the_preferred_one():  # type: ignore[no-untyped-def
     for seed in range(80):
         preferring = ruled_problem(seed, policy=Policy(preferred="rack"))
         value = optsched.solve(preferring, "branch_and_bound").objective
-        free = preferring.changed(requests=(preferring.requests[0]._replace(policy=Policy()),))
+        free = preferring.changed(policy=Policy())
         start = optsched.solve(free, "counts")
         if value is None or start.objective >= value:
             continue
@@ -102,7 +101,7 @@ def test_vectors_are_all_vectors():  # type: ignore[no-untyped-def]
     """Blocks hold every count vector once; `count` is their number; sums are k."""
     for seed in range(40):
         problem = ruled_problem(seed, policy=Policy())
-        vectors = CountVectors(problem, problem.requests[0])
+        vectors = CountVectors(problem)
         rows = [tuple(row) for block in vectors.blocks(3) for row in block.tolist()]
         sizes = [n + 1 for n in vectors.most.tolist()]
         expected = [tuple(index) for index in np.ndindex(*sizes) if sum(index) == problem.k]
@@ -113,7 +112,7 @@ def test_values_are_the_definition():  # type: ignore[no-untyped-def]
     """Values of vectors are those of their best subsets; the excess is 0 for feasible vectors."""
     for seed in range(depth(20, 60)):
         problem = ruled_problem(seed)
-        vectors = CountVectors(problem, problem.requests[0])
+        vectors = CountVectors(problem)
         for block in vectors.blocks():
             values, wrong = vectors.values(block).tolist(), vectors.excess(block)
             for row, value, fault in zip(block, values, wrong.tolist(), strict=True):
@@ -127,20 +126,18 @@ def test_values_are_the_definition():  # type: ignore[no-untyped-def]
                     assert value < 0, seed  # a rule on parts of hosts
                 elif value < 0:
                     with pytest.raises(UnmeasuredPattern):
-                        problem.shares([gpus])
+                        problem.share(gpus)
                 else:
-                    assert problem.shares([gpus])[0].value == value, (seed, row)
+                    assert problem.share(gpus).value == value, (seed, row)
 
 
 def test_refusals(monkeypatch):  # type: ignore[no-untyped-def]
     """Unsupported problems are refused with a reason."""
     problem = four_by_eight(0, ruled=False)
-    two = problem.changed(requests=(Request("a", 1), Request("b", 1)))
 
-    def reason(solver: str, given: optsched.GpuPlacement = problem) -> str:
-        return find_solver(solver, "gpus").supports(given).reason  # type: ignore[union-attr]
+    def reason(solver: str) -> str:
+        return find_solver(solver, "gpus").supports(problem).reason  # type: ignore[union-attr]
 
-    assert "one request" in reason("cpsat", two)
     monkeypatch.setattr(cpsat, "MOST_VECTORS", 3)
     assert "count vectors" in reason("cpsat")
     model = problem.model

@@ -13,8 +13,7 @@ from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType, Policy
-from optsched.bandwidth.placement.problem import Request
-from optsched.bandwidth.search.ask import ask
+from optsched.bandwidth.search.by_counts import best_by_counts
 from optsched.errors import InputError, UnsupportedProblem
 from optsched_solvers.gpus.bandpilot import Eha, Hybrid, Pts
 from optsched_solvers.gpus.even_spreads import candidates, fewest
@@ -171,7 +170,7 @@ def test_policies(solver):  # type: ignore[no-untyped-def]
         {"balance": "even"}, {"max_hosts": 1}, {"preferred": "rack"}, {"same_type": True},
         {"min_hosts": 2}, {"include": (names[0],)},
     ):  # fmt: skip
-        other = problem.changed(requests=(Request("a", 2, Policy(**rule)),))
+        other = problem.changed(gpus=2, policy=Policy(**rule))
         with pytest.raises(UnsupportedProblem, match=next(iter(rule))):
             optsched.solve(other, solver)
 
@@ -187,14 +186,6 @@ def test_hybrid():  # type: ignore[no-untyped-def]
         assert found == (max(known, key=lambda one: one[0]) if known else None), seed
         both += first is not None and second is not None and second[0] > first[0]
     assert both
-
-
-def test_measured_only():  # type: ignore[no-untyped-def]
-    """Refused: the searches do not distinguish measured patterns from predicted ones."""
-    problem = problem_of(1)[0].changed(on_unmeasured="measured")
-    for solver in (Eha(), Pts(), Hybrid()):
-        with pytest.raises(UnsupportedProblem, match="measured"):
-            optsched.solve(problem, solver)
 
 
 def test_nothing_is_known():  # type: ignore[no-untyped-def]
@@ -287,7 +278,7 @@ def test_hosts_beyond_masks():  # type: ignore[no-untyped-def]
     state = ClusterState.with_free(cluster, [*range(3, 15), *range(22, 40)])
     for k in (1, 5, 18, 19, 30):
         found = solved(optsched.GpuPlacement(state, Flat(), k), Eha())
-        best = ask(Flat().tables(), state, (), k)
+        best = best_by_counts(Flat().tables(), state, (), k)
         assert found is not None and best is not None and found[0] <= best.value
         on = [sum(g < 20 for g in found[1]), sum(g >= 20 for g in found[1])]
         assert min(on) == 0 if k <= 18 else max(on) - min(on) <= 1 or k == 30

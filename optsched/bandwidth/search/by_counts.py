@@ -41,8 +41,6 @@ of which it evaluates 200 at most."""
 _FEW: Final = 8
 """Hosts, and free GPUs of one, of a question for plain Python."""
 
-MILLION: Final = 1_000_000
-
 Records: TypeAlias = np.ndarray[Any, np.dtype[np.void]]
 Bools: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -70,7 +68,7 @@ class Answer(NamedTuple):
         return self.value >= self.upper_bound
 
 
-def ask(
+def best_by_counts(
     tables: CountTables,
     state: ClusterState,
     demands: Sequence[int],
@@ -78,7 +76,6 @@ def ask(
     policy: Policy | None = None,
     *,
     ties: bool = False,
-    tolerance: float = 0.0,
     leaves: int = MOST_LEAVES,
     nodes: int = MOST_NODES,
 ) -> Answer | None:
@@ -86,23 +83,18 @@ def ask(
 
     Parameters
     ----------
-    tables, policy, ties, tolerance
+    tables, policy, ties
         As in `CountSearch`.
-    state
-        Free GPUs and running jobs.
-    demands
-        kB/s of every job.
-    k
-        How many.
+    state, demands
+        Free GPUs and running jobs, and kB/s of every job.
     leaves
         Most count vectors to evaluate in each of the two passes.
     nodes
         Most steps of the search, some tens of nanoseconds each.
     """
-    search = CountSearch(tables, policy, ties=ties, tolerance=tolerance)
+    search = CountSearch(tables, policy, ties=ties)
     here = search.policy.usable(state)
-    found, _ = search.choose(here, jobs_of(state, demands), k, nodes, leaves)
-    return found
+    return search.choose(here, jobs_of(state, demands), k, nodes, leaves)[0]
 
 
 class _Space(NamedTuple):
@@ -126,17 +118,10 @@ class CountSearch:
         By default everything is allowed.
     ties
         Whether the choice among equals matters; see `GpuPlacement`.
-    tolerance
-        Share of the best value that may be lost for better leftovers; to the millionth.
     """
 
     def __init__(
-        self,
-        tables: CountTables,
-        policy: Policy | None = None,
-        *,
-        ties: bool = False,
-        tolerance: float = 0.0,
+        self, tables: CountTables, policy: Policy | None = None, *, ties: bool = False
     ) -> None:
         from optsched.bandwidth.search import counts
 
@@ -146,7 +131,6 @@ class CountSearch:
         self._tables, self._ties, self._single_rail = tables, ties, False
         self._of_rails: dict[tuple[int, int | None], CountSearch] = {}
         self.places = self._ordered_hosts()
-        self._tolerance = round(tolerance * MILLION)
         self._rules = self._fixed_fields(ties)
         self._order: list[int] = self.places["host"].tolist()
         self._spaces: list[_Space] = []  # unused: several threads may search
@@ -174,9 +158,9 @@ class CountSearch:
         jobs
             See `jobs_of`.
         k, nodes, leaves
-            As in `ask`.
+            As in `best_by_counts`.
         bounds
-            On the counts of hosts, beside the policy's own; then nothing is lost for leftovers.
+            On the counts of hosts, beside the policy's own.
         whole
             Hosts that were whole before rails left some of their GPUs in `here`.
         """
@@ -186,12 +170,10 @@ class CountSearch:
         space = self._spaces.pop() if self._spaces else self._space(n_jobs)
         if len(space.tenants) < (len(places) + 1) * n_jobs:
             space = self._space(n_jobs)
-        tolerance = self._tolerance
         if bounds is not None:
             places, order = places.copy(), places["host"]
             np.maximum(places["least"], bounds.least[order], out=places["least"])
             np.minimum(places["most"], bounds.most[order], out=places["most"])
-            tolerance = 0
         if whole is not None:
             places = places.copy()
             places["whole"] = whole[places["host"]]
@@ -199,7 +181,7 @@ class CountSearch:
         most = NO_LIMIT if leaves is None else leaves
         found, domains, proved = None, -1, True
         for domains in self._numbers_of_domains(here, k):
-            space.request[0] = (k, n_jobs, steps, most, tolerance, domains, *self._rules)
+            space.request[0] = (k, n_jobs, steps, most, domains, *self._rules)
             found, complete = self._answer(space, places, here, jobs)
             if found is not None:
                 break
@@ -218,7 +200,7 @@ class CountSearch:
             key = policy.min_hosts, policy.max_hosts
             if key not in self._of_rails:
                 search = CountSearch(self._tables, policy, ties=self._ties)
-                search._tolerance, search._single_rail = self._tolerance, True
+                search._single_rail = True
                 self._of_rails[key] = search
             found, domains = self._of_rails[key].choose(state, jobs, k, *limits, whole=whole)
             if found is None:
@@ -256,10 +238,10 @@ class CountSearch:
         request, *work = space
         if not choose(self.arrays, request, places, here.masks, jobs, *work):
             return None, bool(space.answer["complete"][0])
-        best, value, alone, visited, complete = space.answer.item()
+        value, alone, visited, complete = space.answer.item()
         chosen = space.chosen.tolist()
         gpus = gpus_of(here, sorted(zip(self._order, chosen, strict=True)))
-        upper = best if complete else UNPROVED
+        upper = value if complete else UNPROVED
         return Answer(gpus, value, alone, upper, visited, complete == 2), True
 
     def _space(self, n_jobs: int) -> _Space:
