@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from itertools import combinations, permutations, product
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from optsched.bandwidth.models.contention import share
 from optsched.errors import Infeasible, InputError
@@ -15,8 +15,8 @@ from optsched.io.values import format_value, integer, number
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from optsched.bandwidth.models.model import BandwidthModel
     from optsched.bandwidth.search.by_counts import Answer
-    from optsched.bandwidth.search.dispatcher import Dispatcher
     from optsched.bandwidth.topology.state import ClusterState
 
     Answers = dict[str, Answer]
@@ -26,8 +26,20 @@ MOST_BARRED: Final = 4
 """Hosts of a request without which it is placed again, one at a time."""
 
 
+class Chooser(Protocol):
+    """The part of a `Dispatcher` that a gang needs."""
+
+    model: BandwidthModel
+
+    def answer(self, state: ClusterState, k: int, deadline: float | None = None) -> Answer:
+        """The best choice for one request."""
+
+    def demands(self, state: ClusterState) -> list[int]:
+        """kB/s of every running job."""
+
+
 def choose_gang(
-    dispatcher: Dispatcher,
+    dispatcher: Chooser,
     state: ClusterState,
     requests: Mapping[str, int],
     deadline: float | None = None,
@@ -87,7 +99,7 @@ class _Gang:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: Chooser,
         state: ClusterState,
         requests: Mapping[str, int],
         deadline: float | None,
