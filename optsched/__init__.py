@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         OptschedError,
         UnsupportedProblem,
     )
-    from optsched.model.schedule import Arcs, Csr, Objective, Resource, Schedule
+    from optsched.model.schedule import Arcs, Csr, Goal, Objective, Resource, Schedule
     from optsched.model.verify import Violation, verify
     from optsched.problems.jobarray.problem import JobArray
     from optsched.problems.jobshop.problem import JobShop
@@ -52,7 +52,7 @@ _MODULE_OF = {
         "arraypipe": "ArrayTrainer Job RunConfig",  # not in `__all__`: they need torch
         "errors": "CyclicOrder Infeasible InputError InternalError MissingExtra OptschedError "
         "UnsupportedProblem",
-        "model.schedule": "Arcs Objective Resource Csr Schedule",
+        "model.schedule": "Arcs Goal Objective Resource Csr Schedule",
         "model.verify": "verify",
         "model.violation": "Violation",
         "bandwidth.placement.problem": "GpuPlacement",
@@ -77,6 +77,7 @@ __all__ = [
     "Arcs",
     "Csr",
     "CyclicOrder",
+    "Goal",
     "GpuPlacement",
     "Infeasible",
     "InputError",

@@ -11,6 +11,7 @@ from optsched.formats.flexible import marked, refuse_flexible
 from optsched.formats.registry import Reader, Source, looks_like
 from optsched.io.strict_json import MAX_INTEGER, placed
 from optsched.io.values import file_label, format_value
+from optsched.model.schedule import Goal
 from optsched.problems.jobshop.checks import MAX_MACHINES
 from optsched.problems.jobshop.document import shop_of, standard_text
 from optsched.problems.jobshop.problem import JobShop
@@ -191,7 +192,9 @@ def to_text(shop: JobShop) -> str:
 
 
 def refuse_windows(shop: JobShop, format: str) -> None:
-    """Refuse to lose releases and deadlines."""
+    """Refuse to lose releases, deadlines, weights and due dates."""
+    if shop.goal != Goal():
+        raise InputError(f"the {format} format has no objective, weights and due dates: write json")
     if shop.has_windows:
         raise InputError(f"the {format} format has no releases and deadlines: write it as json")
 

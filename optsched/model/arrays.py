@@ -45,6 +45,22 @@ class Objective(NamedTuple):
     status: str = "unknown"
 
 
+class Goal(NamedTuple):
+    """An objective of one iteration, with weights and due dates of jobs; () = all 1, all 0.
+
+    `optsched.model.objectives` defines the objectives.
+
+    Examples
+    --------
+    >>> optsched.JobShop([[(0, 2)], [(0, 3)]], objective="maximum_lateness", due=[9, 4]).goal
+    Goal(objective='maximum_lateness', job_weight=(), due=(9, 4))
+    """
+
+    objective: str = "makespan"
+    job_weight: tuple[int, ...] = ()
+    due: tuple[int, ...] = ()
+
+
 class Arcs(NamedTuple):
     """Conjunctive arcs: ``start[head] >= start[tail] + duration[tail] + lag - tokens * period``.
 

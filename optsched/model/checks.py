@@ -11,6 +11,7 @@ from optsched.errors import CyclicOrder, InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
 from optsched.io.values import format_value, int_array, integer, json_value, label, one_of
 from optsched.model.cycles import cycle_of
+from optsched.model.objectives import check_sums, goal_of, graph_goal
 from optsched.model.schedule import (
     COLUMNS,
     MAX_KIND,
@@ -19,6 +20,7 @@ from optsched.model.schedule import (
     TIME_UNITS,
     Arcs,
     Csr,
+    Goal,
     IntArray,
     Objective,
     Resource,
@@ -49,7 +51,8 @@ def normalise(raw: Schedule) -> dict[str, Any]:
     unit = raw.time_unit
     values["time_unit"] = unit if unit == "" else one_of("time_unit", unit, TIME_UNITS)
     _check_period(raw.period, values)
-    _check_sums(values)
+    latest = _check_sums(values)
+    values["goal"] = _goal(raw.goal, raw.period, values, latest)
     return values
 
 
@@ -234,16 +237,33 @@ def _check_period(period: Any, values: dict[str, Any]) -> None:
         raise InputError(f"operations[{i}].deadline: not allowed in a periodic schedule")
 
 
-def _check_sums(values: dict[str, Any]) -> None:
-    """Refuse sums beyond 2^53, so that no kernel can overflow."""
+def _goal(given: Any, period: Any, values: dict[str, Any], latest: int) -> Goal | None:
+    if given is None:
+        return None
+    if not isinstance(given, Goal):
+        raise InputError(f"goal: expected a Goal, got {format_value(given)}")
+    if period is not None:
+        raise InputError("goal: not allowed in a periodic schedule, whose objective is the period")
+    n_jobs = int(values["job"].max(initial=-1)) + 1
+    goal = graph_goal(goal_of(n_jobs, *given))
+    if goal is not None and not n_jobs:
+        raise InputError(f"goal: {goal.objective} needs at least one operation")
+    if goal is not None:
+        check_sums(goal, n_jobs, latest)
+    return goal
+
+
+def _check_sums(values: dict[str, Any]) -> int:
+    """Refuse sums beyond 2^53, so that no kernel can overflow; returns the sum of times."""
     lag = values["arcs"].lag
     parts = [values["duration"], values["setup_in"], values["setup_out"], lag[lag > 0]]
     total = sum(_exact_sum(part) for part in parts) + int(values["release"].max(initial=0))
     if total > MAX_INTEGER:
         raise InputError(f"operations: times add up to {total}, more than 2^53")
     for key in ("acquire", "free", "workspace"):
-        if (total := _exact_sum(values[key])) > MAX_INTEGER:
-            raise InputError(f"operations: {key} adds up to {total} bytes, more than 2^53")
+        if (size := _exact_sum(values[key])) > MAX_INTEGER:
+            raise InputError(f"operations: {key} adds up to {size} bytes, more than 2^53")
+    return total
 
 
 def _exact_sum(array: IntArray) -> int:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.io.strict_json import format_json
+from optsched.model.objectives import objective_name, per_job
 from optsched.model.schedule import COLUMNS, NO_DEADLINE, Schedule
 
 if TYPE_CHECKING:
@@ -25,6 +26,10 @@ def _pairs(found: Schedule, expected: Schedule) -> Iterator[tuple[str, object, o
     if (found.period is None) != (expected.period is None):
         yield "has the period", found.period, expected.period
     yield "has the time unit", found.time_unit, expected.time_unit
+    yield "has the objective", objective_name(found), objective_name(expected)
+    if found.goal is not None and expected.goal is not None:
+        for j, pair in enumerate(zip(per_job(found), per_job(expected), strict=False)):
+            yield f"weight or due date of job {j}:", *pair
     for what in ("resources", "operations"):
         yield f"number of {what}:", getattr(found, f"n_{what}"), getattr(expected, f"n_{what}")
     for r, (ours, theirs) in enumerate(zip(found.resources, expected.resources, strict=True)):

@@ -18,7 +18,7 @@ from optsched.io.strict_json import (
     rows,
     without_collector,
 )
-from optsched.model.schedule import NO_DEADLINE, Arcs, Csr, Objective, Resource, Schedule
+from optsched.model.schedule import NO_DEADLINE, Arcs, Csr, Goal, Objective, Resource, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,6 +61,12 @@ class _Objective(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True)
     status: str = "unknown"
 
 
+class _Goal(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    objective: str
+    job_weight: tuple[Count, ...] = ()
+    due: tuple[Count, ...] = ()
+
+
 class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     format: str
     name: str = ""
@@ -69,6 +75,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     operations: list[_Operation]
     arcs: list[list[Signed]] = []
     period: Count | None = None
+    goal: _Goal | None = None
     sequences: list[list[Count]] | None = None
     starts: list[Count] | None = None
     objective: _Objective | None = None
@@ -110,6 +117,7 @@ def write(schedule: Schedule) -> bytes:
         "operations": rows(_operations(schedule)),
         "arcs": rows(_arcs(schedule)),
         "period": schedule.period,
+        "goal": None if schedule.goal is None else _Goal(*schedule.goal),
         "sequences": None if schedule.sequences is None else rows(schedule.sequences.to_lists()),
         "starts": None if schedule.start is None else schedule.start.tolist(),
         "objective": None if claim is None else _Objective(*claim[:3], intern(claim.status)),
@@ -133,7 +141,7 @@ def _read_1(tree: Any, name: str) -> Schedule:
     columns["deadline"] = np.fromiter(
         (NO_DEADLINE if op.deadline is None else op.deadline for op in operations), np.int64, n
     )
-    claim = document.objective
+    claim, goal = document.objective, document.goal
     with placed(f"{name}: "):
         return Schedule(
             name=document.name,
@@ -142,6 +150,7 @@ def _read_1(tree: Any, name: str) -> Schedule:
             op_resources=Csr.of([op.resources for op in operations]),
             arcs=Arcs.of(document.arcs),
             period=document.period,
+            goal=None if goal is None else Goal(goal.objective, goal.job_weight, goal.due),
             sequences=None if document.sequences is None else Csr.of(document.sequences),
             start=None if document.starts is None else np.array(document.starts, np.int64),
             objective=None if claim is None else Objective(*msgspec.structs.astuple(claim)),

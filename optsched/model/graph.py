@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
+from optsched.model.objectives import objective_name, objective_value
 from optsched.model.schedule import Csr, IntArray, Objective, Schedule
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def scheduled(
     Raises like `evaluate`.
     """
     found = evaluate(graph, sequences)
-    objective = Objective("makespan", found.makespan, None, "feasible")
+    reached = objective_value(graph, found.head + graph.duration)
+    objective = Objective(objective_name(graph), reached, None, "feasible")
     return graph.with_orders(sequences, found.head, objective, provenance)
 
 

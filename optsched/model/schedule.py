@@ -12,7 +12,16 @@ import numpy.typing as npt
 
 from optsched.errors import InputError
 from optsched.io.values import int_array
-from optsched.model.arrays import Adjacency, Arcs, Csr, IntArray, Objective, Resource, grouped
+from optsched.model.arrays import (
+    Adjacency,
+    Arcs,
+    Csr,
+    Goal,
+    IntArray,
+    Objective,
+    Resource,
+    grouped,
+)
 
 if TYPE_CHECKING:
     import os
@@ -37,7 +46,7 @@ COLUMNS: Final = (
 """Arrays of a `Schedule` with one value per operation, except its starts."""
 
 
-_WHOLE: Final = ("resources", "time_unit", "period", "op_resources")
+_WHOLE: Final = ("resources", "time_unit", "period", "op_resources", "goal")
 
 
 class Problem(ABC):
@@ -53,7 +62,9 @@ class Problem(ABC):
     @property
     def objective_name(self) -> str:
         """What is minimised, as in `Objective.name`."""
-        return "makespan"
+        from optsched.model.objectives import objective_name
+
+        return objective_name(self.graph())
 
     @property
     @abstractmethod
@@ -75,10 +86,10 @@ class Problem(ABC):
         return self.graph().n_operations
 
     def lower_bound(self) -> int:
-        """A lower bound of the objective (`optsched.model.bounds.makespan_bound` of the graph)."""
-        from optsched.model import bounds
+        """The best lower bound of `optsched.model.objective_bounds`."""
+        from optsched.model.objective_bounds import objective_bounds
 
-        return bounds.makespan_bound(self.graph())
+        return max(objective_bounds(self).values())
 
     def scheduled(self, answer: Any) -> Schedule:
         """The schedule for a solution: orders on every resource, or the problem's own type.
@@ -139,8 +150,10 @@ class Problem(ABC):
 
         Raises `InputError` for a schedule of another instance or without starts.
         """
+        from optsched.model.objectives import objective_value
+
         self.check_same_graph(schedule)
-        return schedule.makespan
+        return objective_value(schedule, schedule.end)
 
     def describe(self, objective: int) -> str:
         """Format an objective value with its unit."""
@@ -185,6 +198,8 @@ class Schedule(Problem):
         Bytes kept from the start on, given back at the end, needed while running.
     offset, period
         Periodic schedules: instance c of i starts at ``start[i] + (c + offset[i]) * period``.
+    goal
+        Objective of one iteration with the weights or due dates of jobs (None: the makespan).
     sequences, start
         The order of operations on every resource, and start times; both or neither.
     objective, provenance
@@ -225,6 +240,7 @@ class Schedule(Problem):
     free: IntArray = None  # type: ignore[assignment]
     workspace: IntArray = None  # type: ignore[assignment]
     period: int | None = None
+    goal: Goal | None = None
     sequences: Csr | None = None
     start: IntArray | None = None
     objective: Objective | None = None
@@ -492,7 +508,8 @@ class Schedule(Problem):
         import hashlib
 
         period = None if self.period is None else int(self.period)
-        whole = (self.time_unit, period, self.resources, self.kind.tolist())
+        goal = () if self.goal is None else (tuple(self.goal),)
+        whole = (self.time_unit, period, self.resources, self.kind.tolist(), *goal)
         digest = hashlib.sha256(repr(whole).encode())
         columns = [getattr(self, key) for key in COLUMNS if key != "kind"]
         for array in (*columns, self.op_resources.indptr, self.op_resources.ids, *self.arcs):
@@ -526,5 +543,5 @@ class Schedule(Problem):
 
 __all__ = [
     "COLUMNS", "MAX_KIND", "NO_DEADLINE", "STATUSES", "TIME_UNITS", "Adjacency", "Arcs", "Csr",
-    "IntArray", "Objective", "Problem", "Resource", "Schedule",
+    "Goal", "IntArray", "Objective", "Problem", "Resource", "Schedule",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
 from optsched.model.cycles import disjoint_cycles
+from optsched.model.objectives import OBJECTIVES, PERIOD, objective_name, objective_value
 from optsched.model.schedule import NO_DEADLINE, IntArray, Objective, Problem, Schedule
 from optsched.model.verify_resources import (
     Pairs,
@@ -152,21 +153,21 @@ def _tokens(s: Schedule) -> IntArray:
 
 def _claims(plan: Plan, *, feasible: bool) -> Iterator[Violation]:
     names, objective = plan.names, plan.schedule.objective
-    if objective is None or objective.name not in ("makespan", "period"):
+    if objective is None or objective.name not in (*OBJECTIVES, PERIOD):
         return
-    actual = plan.period or int(plan.end.max(initial=0))
-    name = "period" if plan.period else "makespan"
+    actual = plan.period or objective_value(plan.schedule, plan.end)
+    name = objective_name(plan.schedule)
     if objective.name != name:
         message = f"the objective is called {objective.name}, but this schedule has a {name}"
         yield Violation("objective", (), None, 0, message)
         return
-    value, bound = objective.value, objective.lower_bound
+    claimed, bound = objective.value, objective.lower_bound
     if objective.status == "infeasible":
         message = "the claimed status is infeasible, but this is a schedule"
         yield Violation("objective", (), None, 0, message)
-    if value is not None and value != actual:
-        amount = abs(value - actual)
-        message = f"the claimed {name} is {names.time(value)}, but it is {names.time(actual)}"
+    if claimed is not None and claimed != actual:
+        amount = abs(claimed - actual)
+        message = f"the claimed {name} is {names.time(claimed)}, but it is {names.time(actual)}"
         yield Violation("objective", (), None, amount, message)
     # a schedule that breaks rules may well undercut a true bound
     if feasible and bound is not None and bound > actual:
@@ -178,16 +179,16 @@ def _of_instance(schedule: Schedule, problem: Problem) -> Iterator[Violation]:
     """Differences to the problem, and claims that are wrong for it."""
     try:
         faults = problem.check(schedule)
-        value = None if faults else problem.evaluate(schedule)
+        reached = None if faults else problem.evaluate(schedule)
     except InputError as error:
         text = str(error)
         faults = [text if text.startswith("the schedule ") else f"the schedule {text}"]
     for fault in faults:
         yield Violation("instance", (), None, 0, fault)
     claim = schedule.objective
-    if faults or claim is None or value is None:
+    if faults or claim is None or reached is None:
         return
-    for amount, message in _wrong_claims(problem, claim, value):
+    for amount, message in _wrong_claims(problem, claim, reached):
         yield Violation("objective", (), None, amount, message)
     named = str(schedule.provenance.get("instance_sha256", problem.sha256))
     # equal graphs have equal bounds; other bounds depend on data outside of the graph
@@ -201,15 +202,17 @@ def _of_instance(schedule: Schedule, problem: Problem) -> Iterator[Violation]:
         yield Violation("objective", (), None, 0, message)
 
 
-def _wrong_claims(problem: Problem, claim: Objective, value: int) -> Iterator[tuple[int, str]]:
+def _wrong_claims(problem: Problem, claim: Objective, reached: int) -> Iterator[tuple[int, str]]:
     """Amounts and messages of claims that `_claims` cannot check without the problem."""
     name = problem.objective_name
-    if claim.name != name and claim.name not in ("makespan", "period"):
+    by_graph = (*OBJECTIVES, PERIOD)
+    if claim.name != name and claim.name not in by_graph:
         yield 0, f"the objective is called {claim.name}, but the problem's is the {name}"
-    if claim.name != name or name in ("makespan", "period"):
+    if claim.name != name or name in by_graph:
         return
-    if claim.value is not None and claim.value != value:
-        yield abs(claim.value - value), f"the claimed {name} is {claim.value}, but it is {value}"
-    if claim.lower_bound is not None and claim.lower_bound > value:
-        message = f"the claimed lower bound {claim.lower_bound} is above the {name} {value}"
-        yield claim.lower_bound - value, message
+    if claim.value is not None and claim.value != reached:
+        amount = abs(claim.value - reached)
+        yield amount, f"the claimed {name} is {claim.value}, but it is {reached}"
+    if claim.lower_bound is not None and claim.lower_bound > reached:
+        message = f"the claimed lower bound {claim.lower_bound} is above the {name} {reached}"
+        yield claim.lower_bound - reached, message

@@ -83,9 +83,18 @@ class Incumbent:
     `solution` has the value `objective`. A bound above a known objective is a bug of an engine.
     Then every bound is dropped but the problem's, and no further one is accepted: it may have been
     derived from the false one.
+
+    Parameters
+    ----------
+    clock
+        The clock of the solve.
+    shift
+        What values and bounds of engines are above those of the user's problem, which `progress`
+        and `history` show (`optsched.model.objectives.as_makespan`).
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, shift: int = 0) -> None:
+        self.shift = shift
         self.objective: int | None = None
         self.lower_bound: int | None = None
         self.solution: Any = None
@@ -163,10 +172,13 @@ class Incumbent:
     def progress(self, event: str = "tick", source: str = "") -> Progress:
         """The state at this moment."""
         with self._lock:
+            best, bound = (
+                None if value is None else value - self.shift
+                for value in (self.objective, self.lower_bound)
+            )
             return Progress(
-                self.clock.elapsed, self.iteration, self.objective, self.lower_bound, event,
-                source, *self._found_at,
-            )  # fmt: skip
+                self.clock.elapsed, self.iteration, best, bound, event, source, *self._found_at
+            )
 
     def events(self, first: int) -> list[Progress]:
         """New incumbents and bounds since the event of this number."""
@@ -175,8 +187,8 @@ class Incumbent:
 
     def _refute_bound(self, bound: int, source: str) -> str:
         message = (
-            f"{source or 'a solver'} proved the bound {bound}, but a schedule of "
-            f"{self.objective} exists"
+            f"{source or 'a solver'} proved the bound {bound - self.shift}, but a schedule of "
+            f"{self.progress().objective} exists"
         )
         before = self.lower_bound
         self.contradicted(message)

@@ -93,6 +93,8 @@ class Monitor(Incumbent):
         ``time.perf_counter()`` of the call; default: now.
     reserve
         Seconds of the time limit that engines may not use.
+    shift
+        See `Incumbent`; the target of `limits` is in the values of engines.
 
     Examples
     --------
@@ -109,8 +111,9 @@ class Monitor(Incumbent):
         on_progress: Callable[[Progress], object] | None = None,
         started: float | None = None,
         reserve: float = 0.0,
+        shift: int = 0,
     ) -> None:
-        super().__init__(Clock(limits, started, reserve))
+        super().__init__(Clock(limits, started, reserve), shift)
         self.limits = limits
         self.interrupted = False
         self.missing: set[str] = set()

@@ -8,9 +8,11 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError, InternalError, UnsupportedProblem
+from optsched.model.objectives import MAKESPAN, PERIOD, TOTAL, as_makespan
 from optsched.model.schedule import Objective, Schedule
 from optsched.solving.incumbent import PROBLEM
 from optsched.solving.limits import Limits, default_workers
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from optsched.solving.progress import Criterion, Progress
 
 
-_TIMES = ("makespan", "period")
+_TIMES = (MAKESPAN, TOTAL, PERIOD)
 _POLL = 0.01  # seconds between two polls while an engine runs
 _FINISH = 8e-6  # seconds per operation to evaluate and verify the final schedule
 
@@ -106,12 +108,17 @@ def solve(
     _require_support(engine, problem)
     if problem.objective_name in _TIMES and limits.target is not None and limits.target < 0:
         raise InputError(f"target: expected an integer in 0..2^53, got {limits.target}")
-    monitor = Monitor(limits, on_progress, started, _FINISH * problem.n_operations)
+    searched, shift = as_makespan(problem)
+    if shift and limits.target is not None:
+        limits = replace(limits, target=limits.target + shift)
+    reserve = _FINISH * problem.n_operations
+    monitor = Monitor(limits, on_progress, started, reserve, shift)
     start = None if warm_start is None else _warm_start(problem, warm_start)
     found = Result("unknown")
     _restore_interrupts()
     try:
-        found = _run(engine, problem, limits, monitor, start)
+        reason = problem.infeasibility()
+        found = _run(engine, searched, limits, monitor, start, reason)
         monitor.poll(last=True)
     except KeyboardInterrupt:
         monitor.stop()
@@ -127,11 +134,12 @@ def solve(
         return _finish(problem, engine, monitor, found)
 
 
-def _run(engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, start: Any) -> Result:
-    """Take the warm start, check for infeasibility, then search."""
+def _run(
+    engine: Solver, problem: Problem, limits: Limits, monitor: Monitor, start: Any, reason: str
+) -> Result:
+    """Take the warm start, then search, unless a reason for infeasibility is known."""
     if start is not None:
         monitor.incumbent(start, problem.evaluate(problem.scheduled(start)), "warm start")
-    reason = problem.infeasibility()
     if reason:
         return Result("infeasible", reason=reason, solver=PROBLEM)
     monitor.bound(problem.lower_bound(), PROBLEM)
@@ -200,13 +208,14 @@ def _take(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> 
 
 def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> Result:
     """Verify the schedule of the incumbent, and derive the status from what is proved."""
+    now = monitor.progress()  # in the values of the problem
     if found.status == "infeasible" and monitor.solution is not None:
         monitor.contradicted(
             f"{found.solver or engine.name} proved that there is no schedule ({found.reason}), but "
-            f"one of {monitor.objective} exists"
+            f"one of {now.objective} exists"
         )
     shared = {
-        "lower_bound": monitor.lower_bound,
+        "lower_bound": monitor.progress().lower_bound,
         "history": tuple(monitor.history),
         "solver": engine.name,
         "interrupted": monitor.interrupted,
@@ -226,14 +235,14 @@ def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -
     schedule = schedule.with_orders(
         schedule.sequences,  # type: ignore[arg-type]
         schedule.start,  # type: ignore[arg-type]
-        Objective(problem.objective_name, value, monitor.lower_bound, status),
+        Objective(problem.objective_name, value, shared["lower_bound"], status),  # type: ignore[arg-type]
         {**schedule.provenance, **_provenance(problem, engine, monitor)},
     )
     violations = verify(schedule)
-    if violations or value != monitor.objective:
+    if violations or value != now.objective:
         what = violations[0].message if violations else f"its objective is {value}"
         raise InternalError(
-            f"{engine.name} returned a wrong schedule of objective {monitor.objective}: {what}"
+            f"{engine.name} returned a wrong schedule of objective {now.objective}: {what}"
         )
     if monitor.contradiction:
         logging.getLogger(LOGGER).warning(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from optsched.errors import InputError, UnsupportedProblem
 from optsched.io.values import did_you_mean
+from optsched.model.objectives import as_makespan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +48,10 @@ class Solver(Protocol):
     options: Mapping[str, str]
 
     def supports(self, problem: Problem) -> Support:
-        """Whether `solve` supports this problem, which is of one of its kinds. Pure and quick."""
+        """Whether `solve` supports this problem, which is of one of its kinds. Pure and quick.
+
+        A problem of maximum lateness arrives as a graph of least makespan, here and in `solve`.
+        """
         ...
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
@@ -71,7 +75,7 @@ def support(engine: Solver, problem: Problem) -> Support:
         return Support(False, f"it takes no problem of the kind {problem.problem_kind}")
     if getattr(problem, "chooses", False) and not getattr(engine, "chooses", False):
         return Support(False, "it does not choose which jobs recompute")
-    answer = engine.supports(problem)
+    answer = engine.supports(as_makespan(problem)[0])
     return Support(bool(answer), getattr(answer, "reason", "" if answer else "refused"))
 
 

@@ -19,7 +19,7 @@ _CYCLE = 10**6  # more than a path has arcs
 
 
 def best_makespan(graph: Schedule) -> int | None:
-    """Optimal makespan over all machine orders, or None if no order is feasible."""
+    """Optimal makespan, or objective of jobs, over all machine orders; None if none is feasible."""
     choices = machine_orders(graph)
     every = product(*(range(len(rows)) for rows in choices))
     best: int | None = None
@@ -66,7 +66,7 @@ def _memory_fits(graph: Schedule, r: int, row: tuple[int, ...]) -> bool:
 
 
 def _best_of(graph: Schedule, rows: list[Any], many: int) -> int | None:
-    """The least makespan of many combinations of orders, by repeated relaxation of all at once.
+    """The least value of many combinations of orders, by repeated relaxation of all at once.
 
     Every edge adds 1 to its time, so that the starts of cyclic orders rise in every round.
     """
@@ -95,7 +95,16 @@ def _best_of(graph: Schedule, rows: list[Any], many: int) -> int | None:
     end = start // unit + graph.duration
     late = end > np.where(graph.deadline == NO_DEADLINE, np.iinfo(np.int64).max, graph.deadline)
     feasible = ~rising & ~late.any(axis=1)
-    return int(end[feasible].max(axis=1, initial=0).min()) if feasible.any() else None
+    if not feasible.any():
+        return None
+    if graph.goal is None:
+        return int(end[feasible].max(axis=1, initial=0).min())
+    jobs = sorted(set(graph.job.tolist()))
+    last = np.stack([end[feasible][:, graph.job == j].max(axis=1) for j in jobs], axis=1)
+    if graph.goal.objective == "maximum_lateness":
+        return int((last - np.array(graph.goal.due)[jobs]).max(axis=1).min())
+    weight = np.array(graph.goal.job_weight)[jobs] if graph.goal.job_weight else 1
+    return int((last * weight).sum(axis=1).min())
 
 
 class TooLarge(Exception):

@@ -330,7 +330,7 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"weight": 1, "weight_memory": 3, "activation": 2}, r"weight_memory\[0\]: .*kept bytes"),
     ({"update": 1, "microbatch_order": "free"}, 'update_mode: "fused" needs'),
     ({"update_mode": "later"}, "update_mode: expected one of fused, block, global, none"),
-    ({"objective": "speed"}, "objective: expected one of makespan, period"),
+    ({"objective": "speed"}, "objective: expected one of makespan, total"),
     ({"time_unit": "h"}, "time_unit: expected one of"),
     ({"trailing_switch": 1}, "trailing_switch: expected True or False, got 1"),
     ({"recompute_mode": "maybe"}, "recompute_mode: expected one of never, always, choose"),

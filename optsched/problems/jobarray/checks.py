@@ -10,6 +10,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
 from optsched.io.values import did_you_mean, format_value, frozen, int_array, integer, label
+from optsched.model.objectives import MAKESPAN, PERIOD, check_sums, goal_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -217,6 +218,11 @@ def check_together(array: Any) -> None:
             'update_mode: "fused" needs microbatch_order="fixed" (else the last micro-batch is '
             'unknown); use "block"'
         )
+    if array.objective not in (MAKESPAN, PERIOD) and array.recompute_mode == "choose":
+        raise InputError(
+            f'recompute_mode: "choose" is for the makespan and the period, not for objective='
+            f'"{array.objective}"; say which jobs recompute'
+        )
     if array.objective == "period" and array.release.any():
         raise InputError('release: not allowed with objective="period"')
     times = [getattr(array, key) for key in _TIMES if getattr(array, key) is not None]
@@ -227,6 +233,9 @@ def check_together(array: Any) -> None:
     total = once * max(m * r for m, r in repeats) + int(array.release.max())
     if total > MAX_INTEGER:
         raise InputError(f"forward, backward, ...: times add up to {total}, more than 2^53")
+    n_jobs = len(array.release)
+    if array.objective != PERIOD:
+        check_sums(goal_of(n_jobs, array.objective, array.job_weight, array.due), n_jobs, total)
     for key in ("activation", "checkpoint", "recompute_workspace", "weight_memory"):
         table, count = getattr(array, key), array.micro_batches.astype(object)
         if (total := int((table.astype(object).sum(axis=1) * count).sum())) > MAX_INTEGER // 4:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import boolean, label, one_of
+from optsched.model.objectives import MAKESPAN, OBJECTIVES, PERIOD, goal_of
 from optsched.problems.jobarray.checks import (
     Place,
     check_blocks,
@@ -39,7 +40,7 @@ from optsched.problems.jobarray.checks import (
 if TYPE_CHECKING:
     from typing import Self, Unpack
 
-    from optsched.model.schedule import IntArray
+    from optsched.model.schedule import Goal, IntArray
 
 Names = Sequence[str] | None
 
@@ -73,6 +74,8 @@ class Fields(TypedDict, total=False):
     multiplicity: Annotated[npt.ArrayLike, Field("job", 1, 1)]
     release: Annotated[npt.ArrayLike, Field("job")]
     batch_size: Annotated[npt.ArrayLike, Field("job")]
+    job_weight: Annotated[npt.ArrayLike, Field("job", 1)]
+    due: Annotated[npt.ArrayLike, Field("job")]
     weight: Annotated[npt.ArrayLike | None, Field("stage", None)]
     recompute: Annotated[npt.ArrayLike, _STAGE]
     update: Annotated[npt.ArrayLike, _STAGE]
@@ -84,7 +87,7 @@ class Fields(TypedDict, total=False):
     recompute_workspace: Annotated[npt.ArrayLike, _STAGE]
     weight_memory: Annotated[npt.ArrayLike, _STAGE]
     state: Annotated[npt.ArrayLike, _STAGE]
-    objective: Annotated[str, _word("option", "makespan", "period")]
+    objective: Annotated[str, _word("option", *OBJECTIVES, PERIOD)]
     recompute_mode: Annotated[str | Sequence[bool], Field("option", "never")]
     recompute_as_block: Annotated[bool, _FLAG]
     update_mode: Annotated[str, _word("option", "fused", "block", "global", "none")]
@@ -136,6 +139,8 @@ class JobArrayFields:
     multiplicity: IntArray
     release: IntArray
     batch_size: IntArray
+    job_weight: IntArray
+    due: IntArray
     place: Place
     memory: IntArray
     devices: tuple[str, ...]
@@ -191,6 +196,12 @@ class JobArrayFields:
     def __reduce__(self) -> tuple[Any, ...]:
         # through the constructor: copies and unpickled arrays are checked and read-only too
         return _rebuilt, (type(self), {key: getattr(self, key) for key in FIELDS})
+
+    @property
+    def goal(self) -> Goal:
+        """Objective of one iteration, with weights and due dates."""
+        name = MAKESPAN if self.objective == PERIOD else self.objective
+        return goal_of(self.n_jobs, name, self.job_weight, self.due)
 
     @property
     def n_jobs(self) -> int:

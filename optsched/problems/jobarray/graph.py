@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from optsched.model.objectives import graph_goal
 from optsched.model.schedule import Arcs, Csr, IntArray, Resource, Schedule
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def build(array: JobArrayFields, recomputes: Sequence[bool], cyclic: bool = Fals
         family=columns["job"],
         arcs=Arcs(*found),
         period=period,
+        goal=None if cyclic else graph_goal(array.goal),
         **columns,  # type: ignore[arg-type]
     )
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.io.values import int_array
-from optsched.model import bounds
+from optsched.model.objective_bounds import objective_bounds
+from optsched.model.objectives import PERIOD, objective_value
 from optsched.model.schedule import Csr, Problem
 from optsched.problems.jobarray import derived
 from optsched.problems.jobarray.bounds import period_bounds
@@ -55,6 +56,8 @@ class JobArray(JobArrayFields, Problem):
         Per job, shape (K,): micro-batches M_j, iterations per cycle (period objective), release.
     batch_size
         Samples of an iteration, shape (K,); 0 = not said (`with_epoch_multiplicity` needs it).
+    job_weight, due
+        Weights and due dates of jobs for the objectives that count them, shape (K,).
     place
         Device of each virtual stage, shape (V,), or of each ``[job][micro-batch][stage]``;
         default stage v on device v.
@@ -63,7 +66,8 @@ class JobArray(JobArrayFields, Problem):
     devices, servers, names
         Names of devices and their servers, names of jobs.
     objective
-        ``"makespan"``: end of one iteration of all jobs; ``"period"``: rolling execution.
+        ``"makespan"``: end of one iteration of all jobs; ``"total_weighted_completion"`` and
+        ``"maximum_lateness"`` of the ends of single jobs; ``"period"``: rolling execution.
     recompute_mode
         ``"never"``, ``"always"``, ``"choose"`` or one bool per job.
     recompute_as_block
@@ -113,7 +117,7 @@ class JobArray(JobArrayFields, Problem):
 
     @property
     def objective_name(self) -> str:
-        """``"makespan"`` or ``"period"``."""
+        """What is minimised, as in `Objective.name`."""
         return self.objective
 
     @classmethod
@@ -301,7 +305,7 @@ class JobArray(JobArrayFields, Problem):
     def evaluate_orders(
         self, sequences: Csr | Sequence[Sequence[int]], offsets: npt.ArrayLike | None = None
     ) -> int:
-        """The least makespan, or the least period, of given orders.
+        """The least value of the objective under given orders.
 
         Parameters
         ----------
@@ -318,12 +322,13 @@ class JobArray(JobArrayFields, Problem):
             The orders are none of this array's operations.
         """
         rows = sequences if isinstance(sequences, Csr) else Csr.of(sequences)
-        if self.objective == "makespan":
+        if self.objective != PERIOD:
             if offsets is not None:
                 raise InputError('offsets: only with objective="period"')
             from optsched.model.graph import evaluate
 
-            return evaluate(self.graph(), rows).makespan
+            graph = self.graph()
+            return objective_value(graph, evaluate(graph, rows).head + graph.duration)
         from optsched.kernels.cycle_ratio import cycle_time
 
         given = None if offsets is None else int_array("offsets", offsets)
@@ -338,7 +343,7 @@ class JobArray(JobArrayFields, Problem):
             from optsched.problems.jobarray import choice
 
             return choice.scheduled(self, answer)  # type: ignore[arg-type]
-        if self.objective == "makespan":
+        if self.objective != PERIOD:
             return super().scheduled(answer)
         if not isinstance(answer, PeriodicOrders):
             raise InputError(f"answer: expected PeriodicOrders, got {type(answer).__name__}")
@@ -355,18 +360,18 @@ class JobArray(JobArrayFields, Problem):
             made = choice.choosing(self, recompute).answer(schedule)
             return choice.with_choice(made, recompute)  # type: ignore[arg-type]
         sequences: Csr = super().answer(schedule)
-        if self.objective == "makespan":
+        if self.objective != PERIOD:
             return sequences
         return PeriodicOrders(sequences, schedule.offset)
 
     def evaluate(self, schedule: Schedule) -> int:
-        """Makespan or period of a schedule of this very array; see `Problem.evaluate`."""
+        """Objective value of a schedule of this very array; see `Problem.evaluate`."""
         if self.chooses:
             from optsched.problems.jobarray import choice
 
             recompute = choice.choice_of(self, schedule)
             return choice.choosing(self, recompute).evaluate(schedule)
-        if self.objective == "makespan":
+        if self.objective != PERIOD:
             return super().evaluate(schedule)
         self.check_same_graph(schedule)
         if schedule.start is None:
@@ -390,18 +395,17 @@ class JobArray(JobArrayFields, Problem):
     def bounds(self) -> dict[str, int]:
         """All lower bounds of the objective, by name.
 
-        Of the makespan ``chain``, ``load``, ``one_machine``, ``energy``
-        (`optsched.model.bounds.makespan_bounds`); of the period ``load``, ``chain``, ``lap``,
-        ``energy`` (`optsched.problems.jobarray.bounds.period_bounds`). Where recomputation is to
-        be chosen they hold for every choice, and ``tradeoff``
-        (`optsched.problems.jobarray.bounds`) may be another.
+        Of one iteration those of `optsched.model.objective_bounds`; of the period those of
+        `optsched.problems.jobarray.bounds.period_bounds`. Where recomputation is to be chosen they
+        hold for every choice, and ``tradeoff`` (`optsched.problems.jobarray.bounds`) may be
+        another.
         """
         if self.chooses:
             from optsched.problems.jobarray import choice
 
             return choice.bounds(self)
-        if self.objective == "makespan":
-            return bounds.makespan_bounds(self.graph())
+        if self.objective != PERIOD:
+            return objective_bounds(self)
         return period_bounds(self, self.recomputes)
 
     def describe(self, objective: int) -> str:

@@ -63,11 +63,12 @@ def deadlines(given: Any, n_jobs: int) -> IntArray:
     return np.array(checked, np.int64)
 
 
-def check_total(duration: IntArray, release: IntArray) -> None:
-    """Refuse times that could overflow, so that no kernel needs a check."""
+def check_total(duration: IntArray, release: IntArray) -> int:
+    """Refuse times that could overflow, so that no kernel needs a check; returns their sum."""
     total = sum(duration.tolist()) + int(release.max(initial=0))
     if total > MAX_INTEGER:
         raise InputError(f"jobs: durations and the latest release add up to {total}, above 2^53")
+    return total
 
 
 def _machine(value: Any, n_machines: int | None, place: str) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.strict_json import decode_document, lines, placed, rows
 from optsched.model.document import Count  # noqa: TC001 (msgspec reads the annotations)
+from optsched.model.objectives import MAKESPAN
 from optsched.model.schedule import NO_DEADLINE, Schedule
 from optsched.problems.jobshop.problem import JobShop
 
@@ -24,6 +25,8 @@ class _Job(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str | None = None
     release: Count = 0
     deadline: Count | None = None
+    job_weight: Count = 1
+    due: Count = 0
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -32,6 +35,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
     time_unit: str = ""
     machines: list[str]
     jobs: Annotated[list[_Job], msgspec.Meta(min_length=1)]
+    objective: str = MAKESPAN
     metadata: dict[str, Any] = {}
 
 
@@ -45,6 +49,9 @@ def from_tree(tree: Any, name: str) -> JobShop:
             found.machines,
             release=[job.release for job in found.jobs],
             deadline=[job.deadline for job in found.jobs],
+            objective=found.objective,
+            job_weight=[job.job_weight for job in found.jobs],
+            due=[job.due for job in found.jobs],
             names=names,
             name=found.name,
             time_unit=found.time_unit,
@@ -56,11 +63,14 @@ def to_json(shop: JobShop) -> bytes:
     """Write the document, one job a line, fields at their default left out."""
     ends = [None if d == NO_DEADLINE else d for d in shop.deadline.tolist()]
     names = shop.job_names or [None] * shop.n_jobs
-    jobs = map(_Job, map(list, shop.jobs), names, shop.release.tolist(), ends)
+    numbers = (column.tolist() for column in (shop.job_weight, shop.due))
+    jobs = map(_Job, map(list, shop.jobs), names, shop.release.tolist(), ends, *numbers)
     members: dict[str, Any] = {"format": FORMAT, "name": shop.name}
     if shop.time_unit:
         members["time_unit"] = shop.time_unit
     members |= {"machines": shop.machines, "jobs": rows(jobs)}
+    if shop.objective != MAKESPAN:
+        members["objective"] = shop.objective
     if shop.metadata:
         members["metadata"] = dict(shop.metadata)
     return lines(members)
@@ -103,6 +113,7 @@ def from_graph(graph: Schedule) -> JobShop:
         [resource.name for resource in graph.resources],
         release=graph.release[first],
         deadline=graph.deadline[last - 1],
+        **({} if graph.goal is None else graph.goal._asdict()),
         name=graph.name,
         time_unit=graph.time_unit,
     )

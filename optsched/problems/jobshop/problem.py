@@ -22,11 +22,13 @@ from optsched.io.values import (
     one_of,
     refuse_unknown,
 )
+from optsched.model.objectives import MAKESPAN, check_sums, goal_of, graph_goal
 from optsched.model.schedule import (
     NO_DEADLINE,
     TIME_UNITS,
     Arcs,
     Csr,
+    Goal,
     IntArray,
     Problem,
     Resource,
@@ -53,6 +55,9 @@ class ShopFields(TypedDict, total=False):
 
     release: Sequence[int] | npt.NDArray[np.integer[Any]] | None
     deadline: Sequence[int | None] | npt.NDArray[np.integer[Any]] | None
+    objective: str
+    job_weight: Sequence[int] | npt.NDArray[np.integer[Any]] | None
+    due: Sequence[int] | npt.NDArray[np.integer[Any]] | None
     names: Sequence[str] | None
     name: str
     time_unit: str
@@ -76,6 +81,10 @@ class JobShop(Problem):
         Earliest start of every job (default 0).
     deadline
         Latest end of every job; `None` for a job (or altogether) means none.
+    objective
+        ``"makespan"``, ``"total_weighted_completion"`` or ``"maximum_lateness"``.
+    job_weight, due
+        Weight (default 1) and due date (default 0) of every job, for these objectives.
     names
         Names of the jobs, distinct; default ``job0, job1, ...``.
     name, time_unit
@@ -91,6 +100,8 @@ class JobShop(Problem):
         Machine number and processing time of every operation.
     release, deadline : IntArray, shape (n_jobs,)
         Windows of the jobs; `optsched.model.schedule.NO_DEADLINE` = none.
+    job_weight, due : IntArray, shape (n_jobs,)
+        Weights and due dates of the jobs.
 
     Raises
     ------
@@ -111,6 +122,9 @@ class JobShop(Problem):
     duration: IntArray
     release: IntArray
     deadline: IntArray
+    objective: str
+    job_weight: IntArray
+    due: IntArray
     names: tuple[str, ...]
     name: str
     time_unit: str
@@ -135,19 +149,24 @@ class JobShop(Problem):
         if unit:
             one_of("time_unit", unit, TIME_UNITS)
         names = fields.get("names")
+        objective = fields.get("objective", MAKESPAN)
+        goal = goal_of(n, objective, fields.get("job_weight"), fields.get("due"))
         checked: dict[str, Any] = {
             "first": frozen(np.array(first, np.int64)),
             "machine": frozen(np.array(machine, np.int64)),
             "duration": frozen(np.array(duration, np.int64)),
             "release": frozen(releases(fields.get("release"), n)),
             "deadline": frozen(deadlines(fields.get("deadline"), n)),
+            "objective": goal.objective,
+            "job_weight": frozen(np.array(goal.job_weight or [1] * n, np.int64)),
+            "due": frozen(np.array(goal.due or [0] * n, np.int64)),
             "machines": known,
             "names": default_names(n) if names is None else labels("names", names, n),
             "name": label("name", fields.get("name", "")),
             "time_unit": unit,
             "metadata": MappingProxyType(facts),
         }
-        check_total(checked["duration"], checked["release"])
+        check_sums(goal, n, check_total(checked["duration"], checked["release"]))
         self.__dict__.update(checked)
 
     @classmethod
@@ -247,6 +266,22 @@ class JobShop(Problem):
         rows = np.sort(self.machine.reshape(self.n_jobs, self.n_machines), axis=1)
         return bool((rows == np.arange(self.n_machines)).all())
 
+    @cached_property
+    def goal(self) -> Goal:
+        """The objective with weights and due dates."""
+        return goal_of(self.n_jobs, self.objective, self.job_weight, self.due)
+
+    @property
+    def objective_name(self) -> str:
+        """What is minimised, as in `Objective.name`."""
+        return self.objective
+
+    def with_objective(self, objective: str) -> JobShop:
+        """The same shop with another objective; weights and due dates stay."""
+        build, chains = self.__reduce__()
+        shop: JobShop = build(*chains, objective=objective)
+        return shop
+
     @property
     def is_classic(self) -> bool:
         """Every job visits every machine exactly once, and there are no windows."""
@@ -254,6 +289,8 @@ class JobShop(Problem):
 
     def reversed(self) -> JobShop:
         """The time-mirrored shop: every chain backwards; it has the same optimal makespan."""
+        if self.objective != MAKESPAN:
+            raise InputError("objective: only the makespan of a mirrored shop is the same")
         if self.has_windows:
             raise InputError(
                 "a shop with releases or deadlines has no mirror image: "
@@ -292,6 +329,7 @@ class JobShop(Problem):
             stage=ids - first[job],
             release=release,
             deadline=deadline,
+            goal=graph_goal(self.goal),
         )
 
     def infeasibility(self) -> str:
@@ -317,6 +355,8 @@ class JobShop(Problem):
             ends = ("-" if d == NO_DEADLINE else str(d) for d in self.deadline.tolist())
             text += f"release {' '.join(map(str, self.release.tolist()))}\n"
             text += f"deadline {' '.join(ends)}\n"
+        if self.goal != Goal():
+            text += f"{tuple(self.goal)}\n"
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __eq__(self, other: object) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 
 from optsched.errors import InputError, MissingExtra
 from optsched.model.graph import evaluate, machine_orders
+from optsched.model.objectives import MAKESPAN, TOTAL, objective_value
 from optsched.model.schedule import NO_DEADLINE, Csr
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -180,7 +181,7 @@ class Genetic:
 
     def supports(self, problem: Problem) -> Support:
         """One iteration: at most one resource per operation, no deadlines."""
-        goal = rules.supported_objective(problem)
+        goal = rules.supported_objective(problem, MAKESPAN, TOTAL)
         if not goal:
             return goal
         graph = problem.graph()
@@ -252,7 +253,7 @@ class Orders(Decoder):
             genes.insert(b, genes.pop(a))
 
     def value(self, genes: Genes) -> int:
-        """The makespan."""
+        """The objective."""
         from optsched.kernels.list_schedule import Mode, run
 
         priority = np.empty(len(genes), np.int64)
@@ -262,10 +263,10 @@ class Orders(Decoder):
             return STUCK
         order, start = found
         genes[:] = self.gene[order].tolist()
-        makespan = int((start + self.graph.duration).max(initial=0))
-        if self.monitor.objective is None or makespan < self.monitor.objective:
-            self.monitor.incumbent(machine_orders(self.graph, order), makespan, "genetic")
-        return makespan
+        reached = objective_value(self.graph, start + self.graph.duration)
+        if self.monitor.objective is None or reached < self.monitor.objective:
+            self.monitor.incumbent(machine_orders(self.graph, order), reached, "genetic")
+        return reached
 
 
 class QuotaGenetic:

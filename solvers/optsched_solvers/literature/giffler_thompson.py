@@ -17,6 +17,7 @@ import numpy as np
 from optsched.io.values import integer
 from optsched.model.graph import evaluate
 from optsched.model.memory_bounds import frees_in_order, holdings
+from optsched.model.objectives import MAKESPAN
 from optsched.model.schedule import NO_DEADLINE, Csr
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -52,7 +53,7 @@ class GifflerThompson:
 
     def supports(self, problem: Problem) -> Support:
         """One iteration, at most one machine an operation, no setups, memory or deadlines."""
-        goal = rules.supported_objective(problem)
+        goal = rules.supported_objective(problem, MAKESPAN)
         if not goal:
             return goal
         graph = problem.graph()

@@ -91,13 +91,19 @@ class Auto:
         if monitor.should_stop() and (monitor.objective is not None or monitor.remaining <= 0):
             return Result("unknown")
         search = self.search if self.search.supports(problem) else self.model
-        prove = prove and bool(self.proof.supports(problem))
+        prover: Solver = self.proof if self.proof.supports(problem) else self.model
+        prove = prove and prover is not search
         if limits.iterations is not None:
-            return self._in_turn(search, problem, limits, monitor, prove)
-        return self._portfolio(search, problem, limits, monitor, prove)
+            return self._in_turn(search, prover if prove else None, problem, limits, monitor)
+        return self._portfolio(search, prover if prove else None, problem, limits, monitor)
 
     def _in_turn(
-        self, search: Solver, problem: Problem, limits: Limits, monitor: Monitor, prove: bool
+        self,
+        search: Solver,
+        prover: Solver | None,
+        problem: Problem,
+        limits: Limits,
+        monitor: Monitor,
     ) -> Result:
         """Run one engine after the other: the same schedule whatever the clock does.
 
@@ -106,18 +112,25 @@ class Auto:
         """
         given = replace(limits, options={})
         half = monitor.remaining / 2
-        first = member(monitor, lambda: monitor.remaining < half) if prove else monitor
+        first = member(monitor, lambda: monitor.remaining < half) if prover else monitor
         result = search.solve(problem, given, first)
         empty = monitor.objective is None
-        if result.status == "infeasible" or monitor.should_stop() or not (prove or empty):
+        if result.status == "infeasible" or monitor.should_stop() or not (prover or empty):
             return result
         if empty:
             least = FIRST_EFFORT // problem.graph().n_operations
             given = replace(given, iterations=max(least, limits.iterations or 0))
-        return self.proof.solve(problem, given, monitor)
+        if prover is None:
+            prover = self.proof if self.proof.supports(problem) else self.model
+        return prover.solve(problem, given, monitor)
 
     def _portfolio(
-        self, search: Solver, problem: Problem, limits: Limits, monitor: Monitor, prove: bool
+        self,
+        search: Solver,
+        prover: Solver | None,
+        problem: Problem,
+        limits: Limits,
+        monitor: Monitor,
     ) -> Result:
         cores = chosen_cores(limits.workers)
         alone = replace(limits, workers=1, options={})
@@ -137,13 +150,15 @@ class Auto:
                 return None
 
         add_search(0)
-        joined = not prove or problem.graph().n_operations > MODELLED_UP_TO
-        if prove:
+        joined = prover is not self.proof or problem.graph().n_operations > MODELLED_UP_TO
+        if prover is self.model:
+            portfolio.add(lambda shared: prover.solve(problem, alone, shared), core(1))
+        elif prover is not None:
             portfolio.add(lambda shared: _prove(problem.graph(), alone, shared), core(1))
             if limits.workers >= 3 and not joined:
                 portfolio.add(from_below, core(2))
                 joined = True
-        for k in range(3 if prove else 1, min(limits.workers, len(cores) or available_cores())):
+        for k in range(3 if prover else 1, min(limits.workers, len(cores) or available_cores())):
             add_search(k)
         least, most = STALLED_SECONDS
         patience = max(least, min(most, STALLED * monitor.remaining))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from optsched.model.objectives import MAKESPAN
 from optsched.solving.result import Result
 from optsched_solvers._loading import load
 from optsched_solvers.shop.rules import supported_graph, supported_objective, try_rules
@@ -36,7 +37,7 @@ class BranchAndBound:
 
     def supports(self, problem: Problem) -> Support:
         """One iteration (makespan) of any graph."""
-        return supported_objective(problem)
+        return supported_objective(problem, MAKESPAN)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search until a proof or a limit, from the monitor's schedule or from the rules'."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import CyclicOrder
+from optsched.model.objectives import MAKESPAN, TOTAL, objective_value
 from optsched.model.schedule import Csr
 from optsched.solving.result import Result
 from optsched_solvers._cpsat import OPTIONS, Search, checked_options, solve_cp
@@ -48,8 +49,8 @@ class CpSat:
     options = OPTIONS
 
     def supports(self, problem: Problem) -> Support:
-        """One iteration (makespan) of any graph."""
-        return supported_objective(problem)
+        """One iteration of any graph."""
+        return supported_objective(problem, MAKESPAN, TOTAL)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search until proof or limit; starts from the monitor's incumbent, or from a rule's."""
@@ -71,7 +72,7 @@ class CpSat:
 
         built = Model(graph, monitor.lower_bound or 0, monitor.solution, symmetry)
         answer = solve_cp(
-            built.model, limits, monitor, lambda value: _report(built, value, monitor),
+            built.model, limits, monitor, lambda solution: _report(built, solution, monitor),
             searches=searches, reserve=STOP * start,
         )  # fmt: skip
         if monitor.objective is None and answer.status == "infeasible":
@@ -79,16 +80,17 @@ class CpSat:
         return Result("unknown")
 
 
-def _report(built: Model, value: Callable[[Any], int], monitor: Monitor) -> None:
-    """Report the orders of a solution, with their semi-active makespan."""
+def _report(built: Model, solution: Callable[[Any], int], monitor: Monitor) -> None:
+    """Report the orders of a solution, with the objective of their semi-active schedule."""
     from optsched.kernels import longest_path
 
     try:
-        sequences = built.sequences(value)
-        makespan = longest_path.evaluate(built.graph, sequences).makespan
+        sequences = built.sequences(solution)
+        starts = longest_path.evaluate(built.graph, sequences).heads
     except CyclicOrder:
         return  # orders cannot express this instant: the bound stays valid, nothing is claimed
-    monitor.incumbent(sequences, makespan, "cpsat")
+    reached = objective_value(built.graph, starts + built.graph.duration)
+    monitor.incumbent(sequences, reached, "cpsat")
 
 
 def _search(threads: int, cores: tuple[int, ...], strong: bool, from_below: bool = False) -> Search:

@@ -12,6 +12,7 @@ from ortools.sat.python import cp_model
 from optsched.errors import CyclicOrder
 from optsched.model import bounds, memory_bounds
 from optsched.model.graph import evaluate
+from optsched.model.objectives import job_ends, last_operations, per_job
 from optsched.model.schedule import Csr, IntArray, Schedule
 from optsched_solvers.shop.proof.symmetry import identical_jobs
 
@@ -25,16 +26,17 @@ CIRCUIT: Final = "circuit"
 
 
 class Model:
-    """Start variables, one disjunction per resource, memory, and the makespan to be minimised.
+    """Start variables, one disjunction per resource, memory, and the objective to be minimised.
 
     Parameters
     ----------
     graph
         One-shot disjunctive graph.
     lower_bound
-        A proved lower bound of the makespan.
+        A proved lower bound of the objective.
     incumbent
-        Orders of the best known schedule: bounds the horizon, and becomes a complete hint.
+        Orders of the best known schedule: bounds the horizon of the makespan, and becomes a
+        complete hint.
     symmetry
         Break the symmetry of identical jobs, where that is valid.
     """
@@ -54,6 +56,7 @@ class Model:
         self.holdings = memory_bounds.holdings(graph)
         if incumbent is not None:
             self.known = self._relabelled(evaluate(graph, incumbent).head)
+        if self.known is not None and graph.goal is None:
             self.horizon = int((self.known + graph.duration).max(initial=0))
         else:
             self.horizon = bounds.horizon(graph)
@@ -65,10 +68,7 @@ class Model:
         for r, mode in enumerate(modes):
             self._resource(r, mode)
         self._symmetry()
-        self.makespan = self.model.new_int_var(min(lower_bound, self.horizon), self.horizon, "C")
-        for i in np.flatnonzero(self.paths.tail == graph.duration).tolist():
-            self.model.add(self.makespan >= self.start[i] + self.duration[i])
-        self.model.minimize(self.makespan)
+        self._objective(lower_bound)
         self._complete_hint()
 
     def sequences(self, value: Callable[[Any], int]) -> Csr:
@@ -300,7 +300,33 @@ class Model:
         if intervals:
             model.add_cumulative(intervals, demands, int(graph.memory[r]))
 
-    # symmetry and hints
+    # objective, symmetry and hints
+
+    def _objective(self, lower_bound: int) -> None:
+        """The latest end of all jobs, or the weighted ends of single jobs."""
+        graph, model = self.graph, self.model
+        known = None if self.known is None else self.known + graph.duration
+        if graph.goal is None:
+            latest = model.new_int_var(min(lower_bound, self.horizon), self.horizon, "C")
+            for i in np.flatnonzero(self.paths.tail == graph.duration).tolist():
+                model.add(latest >= self.start[i] + self.duration[i])
+            model.minimize(latest)
+            if known is not None:
+                self.hint[latest] = self.horizon
+            return
+        ends: dict[int, Any] = {}
+        for i in last_operations(graph).tolist():
+            j = int(graph.job[i])
+            if j not in ends:
+                ends[j] = model.new_int_var(0, self.horizon, f"C{j}")
+            model.add(ends[j] >= self.start[i] + self.duration[i])
+        if known is not None:
+            completed = job_ends(graph, known)
+            self.hint.update({end: int(completed[j]) for j, end in ends.items()})
+        weight = per_job(graph)
+        total = sum(weight[j] * end for j, end in ends.items())
+        model.add(total >= lower_bound)
+        model.minimize(total)
 
     def _symmetry(self) -> None:
         """Identical jobs in the order of their labels.
@@ -332,7 +358,6 @@ class Model:
             self.model.add_hint(variable, value)
         for variable, value in self.hint.items():
             self.model.add_hint(variable, value)
-        self.model.add_hint(self.makespan, self.horizon)
 
 
 def orders_at(graph: Schedule, starts: list[int]) -> list[int]:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
+from optsched.model.objectives import MAKESPAN, TOTAL
 from optsched.solving.result import Result
 from optsched_solvers._loading import load
 from optsched_solvers.shop.rules import RULES, supported_graph, supported_objective, try_rules
@@ -39,16 +40,16 @@ class Dispatch:
     )
 
     def supports(self, problem: Problem) -> Support:
-        """Makespan of one iteration, at most one resource per operation."""
-        goal = supported_objective(problem)
-        if not goal:
-            return goal
-        return supported_graph(problem.graph())
+        """One iteration, at most one resource per operation."""
+        goal = supported_objective(problem, MAKESPAN, TOTAL)
+        return supported_graph(problem.graph()) if goal else goal
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Try every rule; stop early at a limit or a proof."""
         rules, search = checked_options(limits.options)
         graph = problem.graph()
+        if search and graph.goal is not None:
+            raise InputError(f"options.search: not for the {graph.goal.objective}; use tabu")
         tried = try_rules(graph, limits, monitor, rules)
         if search:
             if not load(monitor, "shop.job_orders"):

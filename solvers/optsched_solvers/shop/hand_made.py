@@ -43,7 +43,7 @@ def offer(problem: Problem, monitor: Monitor, *, of_many: bool = False) -> None:
             answer = problem.answer(schedule)
         except InputError:  # too little memory
             continue
-        monitor.incumbent(answer, schedule.period or schedule.makespan, f"pipelines.{name}")
+        monitor.incumbent(answer, problem.evaluate(schedule), f"pipelines.{name}")
 
 
 def offer_first(problem: Problem, limits: Limits, monitor: Monitor) -> None:
@@ -71,7 +71,7 @@ def _schedules(problem: Problem, of_many: bool) -> Iterator[tuple[str, Schedule]
         return
     if of_many:
         yield from _pipelines(problem)
-    elif problem.objective_name == "makespan":
+    elif problem.objective_name != "period":
         if problem.n_jobs == 1:
             yield from _pipelines(problem)
     elif problem.n_jobs == 1 and (problem.multiplicity <= 1).all():

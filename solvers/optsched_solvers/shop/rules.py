@@ -10,6 +10,7 @@ import numpy as np
 
 from optsched.errors import CyclicOrder
 from optsched.model.graph import evaluate, machine_orders, scheduled
+from optsched.model.objectives import MAKESPAN, TOTAL, objective_value
 from optsched.model.schedule import NO_DEADLINE, Csr
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, loaded
@@ -59,16 +60,14 @@ def supported_graph(graph: Schedule) -> Support:
     if (counts > 1).any():
         i = int(np.argmax(counts > 1))
         return Support(False, f"operation {i} holds {counts[i]} resources at once")
-    return supported_objective(graph)
+    return supported_objective(graph, MAKESPAN, TOTAL)
 
 
-def supported_objective(problem: Problem) -> Support:
-    """Whether the objective is the makespan of one iteration."""
-    if problem.objective_name != "makespan":
-        what = problem.objective_name
-        return Support(False, f"only the makespan of one iteration is supported, not the {what}")
-    if problem.graph().period is not None:
-        return Support(False, "the graph is periodic; only one iteration is scheduled")
+def supported_objective(problem: Problem, *objectives: str) -> Support:
+    """Whether the objective is one of these, of one iteration."""
+    if problem.objective_name not in objectives:
+        known, what = " or ".join(objectives), problem.objective_name
+        return Support(False, f"only the {known} of one iteration is supported, not the {what}")
     return Support(True)
 
 
@@ -100,8 +99,9 @@ def try_rules(
         tried += 1
         monitor.advance(1)
         if found is not None:
-            value = int((found[1] + graph.duration).max(initial=0))
-            monitor.incumbent(found[0], value, f"dispatch {variant}")
+            monitor.incumbent(
+                found[0], objective_value(graph, found[1] + graph.duration), f"dispatch {variant}"
+            )
             if keep is not None:
                 keep(found[0])
     return tried
@@ -119,8 +119,8 @@ def offer_quick(graph: Schedule, limits: Limits, monitor: Monitor) -> None:
     ready = "numba" in sys.modules or load(monitor, "optsched.kernels.compile")
     found = quick_schedule(dispatcher, variant) if ready else None
     if found is not None:
-        value = int((found[1] + graph.duration).max())
-        monitor.incumbent(found[0], value, f"dispatch {variant}")
+        reached = objective_value(graph, found[1] + graph.duration)
+        monitor.incumbent(found[0], reached, f"dispatch {variant}")
     elif limits.iterations is None:  # with a limit of steps, answers never depend on time
         _offer_checked(dispatcher, one_job_at_a_time(graph), monitor, "one job at a time")
 
@@ -170,7 +170,7 @@ def _offer_checked(
     except CyclicOrder:
         return
     if not verify(schedule):
-        monitor.incumbent(sequences, schedule.makespan, source)
+        monitor.incumbent(sequences, objective_value(schedule, schedule.end), source)
 
 
 def is_pipeline(graph: Schedule) -> bool:

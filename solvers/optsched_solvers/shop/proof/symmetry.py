@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from optsched.model.objectives import per_job
+
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
 
@@ -45,6 +47,7 @@ def identical_jobs(graph: Schedule) -> list[list[list[int]]]:
     arcs = zip(*(column.tolist() for column in graph.arcs[:3]), strict=True)
     for tail, head, lag in arcs:
         inner.setdefault(int(graph.job[tail]), []).append((place[tail], place[head], lag))
+    weight = None if graph.goal is None else per_job(graph)
     groups: dict[object, list[list[int]]] = {}
     for job, rows in members.items():
         if job in joined or job not in families:
@@ -54,6 +57,7 @@ def identical_jobs(graph: Schedule) -> list[list[list[int]]]:
             tuple(tuple(resources[i]) for i in rows),
             tuple(kinds[i] for i in rows),
             tuple(sorted(inner.get(job, []))),
+            None if weight is None else weight[job],
         )
         groups.setdefault(signature, []).append(rows)
     return [group for group in groups.values() if len(group) > 1]

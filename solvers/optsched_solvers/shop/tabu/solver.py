@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.io.values import integer
+from optsched.model.objectives import MAKESPAN, TOTAL
 from optsched.model.schedule import NO_DEADLINE, Csr
 from optsched.solving.limits import Limits
 from optsched.solving.result import Result
@@ -76,6 +77,8 @@ MODULES = (
 class Tabu:
     """Tabu search: the best machine orders in the neighbourhood, again and again.
 
+    The total weighted completion time is searched by annealing (`annealing`) instead.
+
     One iteration is one move. The makespan after every move is exact. Nothing is proved: the status
     comes from the bounds of other engines.
     """
@@ -90,7 +93,7 @@ class Tabu:
 
     def supports(self, problem: Problem) -> Support:
         """Makespan, at most one resource per operation, no deadlines."""
-        goal = supported_objective(problem)
+        goal = supported_objective(problem, MAKESPAN, TOTAL)
         if not goal:
             return goal
         graph = problem.graph()
@@ -109,13 +112,23 @@ class Tabu:
             return Result("unknown")
         if monitor.solution is None:
             try_rules(graph, limits, monitor)
-        if not monitor.should_stop() and load(monitor, *MODULES):
+        if not monitor.should_stop() and graph.goal is not None:
+            self._anneal(graph, limits, monitor)
+        elif not monitor.should_stop() and load(monitor, *MODULES):
             search = _Search(graph, limits, monitor, elites, patience)
             if is_pipeline(graph):
                 search.search_job_orders()
             if search.take_over():
                 search.run()
         return Result("unknown")
+
+    def _anneal(self, graph: Schedule, limits: Limits, monitor: Monitor) -> None:
+        """Search for the total weighted completion time, of which moves have no quick estimate."""
+        start = monitor.best[1]
+        if start is not None and load(monitor, "shop.tabu.annealing", "shop.tabu.state"):
+            from optsched_solvers.shop.tabu import annealing
+
+            annealing.improve(graph, start, limits, monitor)
 
 
 class _Search:
