@@ -11,21 +11,20 @@ from optsched.errors import InputError
 from optsched.io.strict_json import format_json, shortened
 from optsched.io.values import format_value, int_array, integer, is_integer
 from optsched.model.graph import describe, evaluate
+from optsched.model.memory_bounds import paths_from
 from optsched.model.schedule import Csr, Problem, Schedule
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
 
-def from_starts(
-    problem: Problem, starts: Any, machines: Any = None, period: int | None = None
-) -> Schedule:
+def from_starts(problem: Problem, starts: Any, period: int | None = None) -> Schedule:
     """See `Schedule.from_starts`."""
     graph = _graph(problem)
     operations = _Operations(graph)
+    if _are_rows(graph, starts):
+        starts = _by_machine(operations, starts)
     start = int_array("starts", operations.values("starts", starts))
-    if machines is not None:
-        _check_machines(graph, operations.values("machines", machines))
     provenance = _provenance(problem)
     if graph.period is None:
         if period is not None:
@@ -71,11 +70,15 @@ class _Operations:
 
     def __init__(self, graph: Schedule) -> None:
         self.graph = graph
-        self.by_job: dict[int, list[int]] = {}
+        self.by_job: dict[int | None, list[int]] = {}
         for i, j in enumerate(graph.job.tolist()):
             self.by_job.setdefault(j, []).append(i)
-        self.jobs = {graph.job_name(j): j for j in self.by_job}
+        self.jobs = {graph.job_name(j): j for j in self.by_job if j is not None}
         self._names: dict[str, list[int]] = {}
+
+    def job(self, key: Any) -> int | None:
+        """Number of a job, given its name or number."""
+        return self.jobs.get(key) if isinstance(key, str) else key if is_integer(key) else None
 
     def index(self, place: str, key: Any) -> int:
         """Index of the operation that a key names."""
@@ -83,8 +86,7 @@ class _Operations:
         if is_integer(key) and 0 <= key < n:
             return int(key)
         if isinstance(key, tuple) and len(key) == 2 and is_integer(key[1]):
-            job: Any = self.jobs.get(key[0]) if isinstance(key[0], str) else key[0]
-            row = self.by_job.get(job, []) if is_integer(job) else []
+            row = self.by_job.get(self.job(key[0]), [])
             if 0 <= key[1] < len(row):
                 return row[key[1]]
         if isinstance(key, str):
@@ -142,7 +144,44 @@ def _graph(problem: Problem) -> Schedule:
         raise InputError(
             "problem: which jobs recompute is left to the solver; fix it first (recompute_mode)"
         )
-    return problem.graph()
+    graph = problem.graph()
+    if names := list(problem.job_names):
+        graph = graph._sharing({"provenance": {"jobs": names}, "job_names": names})
+    return graph
+
+
+def _are_rows(graph: Schedule, starts: Any) -> bool:
+    """Whether starts are rows (job, machine, start), and not the starts of one job each."""
+    if not isinstance(starts, (list, tuple)) or not starts:
+        return False
+    rows = [row for row in starts if isinstance(row, (list, tuple)) and len(row) == 3]
+    named = any(isinstance(cell, str) for row in rows for cell in row)
+    return len(rows) == len(starts) and (named or len(rows) == graph.n_operations)
+
+
+def _by_machine(operations: _Operations, rows: Sequence[Any]) -> dict[int, int]:
+    """Starts by index; operations of a job on one machine are matched in their fixed order."""
+    graph = operations.graph
+    free: dict[tuple[int | None, int], list[int]] = {}
+    for i in range(graph.n_operations):
+        for r in graph.op_resources[i].tolist():
+            free.setdefault((int(graph.job[i]), r), []).append(i)
+    given = [(integer(f"starts[{k}][2]", row[2]), k) for k, row in enumerate(rows)]
+    found: dict[int, int] = {}
+    for start, k in sorted(given):
+        job, machine, _ = rows[k]
+        key = operations.job(job), _machine(graph, f"starts[{k}]", machine)
+        ids = free.get(key, [])
+        if not ids:
+            what = f"job {format_value(job)} has no further operation on {machine}"
+            raise InputError(f"starts[{k}]: {what}")
+        if len(ids) > 1 and (graph.period is not None or ids[1] not in paths_from(graph, ids[0])):
+            raise InputError(
+                f"starts[{k}]: the order of {describe(graph, ids[0])} and {describe(graph, ids[1])}"
+                f" on {machine} is not fixed; give a mapping from such names to starts"
+            )
+        found[ids.pop(0)] = start
+    return found
 
 
 def _provenance(problem: Problem) -> dict[str, Any]:
@@ -168,14 +207,3 @@ def _machine(graph: Schedule, place: str, key: Any) -> int:
     if is_integer(key) and 0 <= key < len(names):
         return int(key)
     raise InputError(f"{place}: no machine {format_value(key)}; there are {shortened(names, 8)}")
-
-
-def _check_machines(graph: Schedule, given: list[Any]) -> None:
-    """Refuse an operation on another machine than that of the problem."""
-    for i, key in enumerate(given):
-        needed = graph.op_resources[i].tolist()
-        if (key is None and not needed) or _machine(graph, f"machines[{i}]", key) in needed:
-            continue
-        names = " and ".join(graph.resources[r].name for r in needed) or "no machine"
-        what = f"{describe(graph, i)} needs {names}"
-        raise InputError(f"machines[{i}]: {what}, got {format_value(key)}")

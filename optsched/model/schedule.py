@@ -379,14 +379,7 @@ class Schedule(Problem):
         return bare._sharing(solution(bare, sequences, np.asarray(start), objective, origin))
 
     @classmethod
-    def from_starts(
-        cls,
-        problem: Problem,
-        starts: Any,
-        machines: Any = None,
-        *,
-        period: int | None = None,
-    ) -> Schedule:
+    def from_starts(cls, problem: Problem, starts: Any, *, period: int | None = None) -> Schedule:
         """The schedule of a problem with start times of another tool, ready for `optsched.verify`.
 
         Machine orders follow from the starts. The result may break rules; it claims no objective.
@@ -396,19 +389,17 @@ class Schedule(Problem):
         problem
             The instance.
         starts
-            One per operation: a list by index, one row per job, or a mapping. Its keys are indices,
+            One per operation: rows ``(job, machine, start)``, a list by index, one list per job,
+            or a mapping. Its keys are indices,
             ``(job, position)`` with a job number or name, or names such as ``"F(job 3, stage 2)"``
             (`optsched.model.graph.describe`).
-        machines
-            Optional, in the same forms: machine of every operation by name or index. It follows
-            from the problem; another one is refused.
         period
             Of a rolling problem; starts are then those of one iteration, in absolute time.
 
         Raises
         ------
         InputError
-            Starts are missing, doubled or wrong, or a machine is; the message names the operation.
+            Starts are missing, doubled, wrong or on another machine; the operation is named.
 
         Examples
         --------
@@ -419,7 +410,7 @@ class Schedule(Problem):
         """
         from optsched.model.external import from_starts
 
-        return from_starts(problem, starts, machines, period)
+        return from_starts(problem, starts, period)
 
     @classmethod
     def from_orders(cls, problem: Problem, orders: Any) -> Schedule:

@@ -23,14 +23,41 @@ GOOD = [0, 4, 0, 4]
         [[0, 4], [0, 4]],
         {0: 0, 1: 4, 2: 0, 3: 4},
         {(0, 0): 0, ("0", 1): 4, (1, 0): 0, "operation(job 1, stage 1)": 4},
+        [(0, "m0", 0), (0, "m1", 4), (1, "m1", 0), ("1", 0, 4)],
     ],
 )
 def test_starts_by_index_job_and_name(starts: Any) -> None:
     """All forms give the same schedule of the problem."""
-    schedule = Schedule.from_starts(SHOP, starts, machines=["m0", "m1", 1, 0])
+    schedule = Schedule.from_starts(SHOP, starts)
     assert schedule.start is not None and schedule.start.tolist() == GOOD
     assert verify(schedule, SHOP) == []
     assert SHOP.evaluate(schedule) == 6
+
+
+def test_rows_of_jobs_and_machines() -> None:
+    """A job's blocks on a device are matched by time; names of jobs are those of the problem."""
+    array = JobArray([[2, 2], [3, 3]], [[4, 4], [6, 6]], names=["a", "b"])
+    found = optsched.solve(array, "dispatch").schedule
+    assert found is not None and found.start is not None
+    devices = found.single_resource.tolist()
+    keys = zip(found.job.tolist(), devices, found.start.tolist(), strict=True)
+    rows = [(array.names[j], f"gpu{d}", start) for j, d, start in keys]
+    again = Schedule.from_starts(array, rows[::-1])
+    assert again.sequences == found.sequences and verify(again, array) == []
+    named = {f"F(job {'ab'[j]}, stage {v})": 0 for j in range(2) for v in range(2)}
+    named |= {f"B(job {'ab'[j]}, stage {v})": 50 for j in range(2) for v in range(2)}
+    assert {v.kind for v in verify(Schedule.from_starts(array, named), array)} >= {"overlap"}
+    for wrong, message in (
+        ([*rows[:-1], ("c", "gpu0", 1)], r'starts\[7\]: job "c" has no further operation on gpu0'),
+        ([*rows[:-1], ("a", "gpu0", 1)], r'starts\[.\]: job "a" has no further operation'),
+        ([*rows[:-1], ("b", "gpu7", 1)], r'starts\[7\]: no machine "gpu7"'),
+        ([*rows[:-1], ("b", "gpu0", 1.5)], r"starts\[7\]\[2\]: expected an integer"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Schedule.from_starts(array, wrong)
+    several = JobArray([[1]], [[1]], micro_batches=2)
+    with pytest.raises(InputError, match=r"order of B\(job 0.* is not fixed; give a mapping"):
+        Schedule.from_starts(several, [("0", "gpu0", t) for t in range(4)])
 
 
 def test_orders_by_index_job_and_name() -> None:
@@ -93,8 +120,6 @@ def test_broken_rules_are_the_verifiers_sentences(starts: Any, kind: str, senten
         (lambda: Schedule.from_starts(SHOP, [0, -1, 0, 4]), r"starts\[1\]: expected 0..2\^53"),
         (lambda: Schedule.from_starts(SHOP, [0.5] * 4), "starts: expected integers, got float64"),
         (lambda: Schedule.from_starts(SHOP, GOOD, period=9), "period: this problem has none"),
-        (lambda: Schedule.from_starts(SHOP, GOOD, ["m0"] * 4), r"machines\[1\]: .* needs m1, got"),
-        (lambda: Schedule.from_starts(SHOP, GOOD, [7] * 4), r"machines\[0\]: no machine 7; there"),
         (lambda: Schedule.from_starts(3, GOOD), "problem: expected a JobShop"),  # type: ignore[arg-type]
         (lambda: Schedule.from_orders(SHOP, [[0, 3]]), "orders: expected 2 rows, one per machine"),
         (lambda: Schedule.from_orders(SHOP, {"m7": []}), 'orders: no machine "m7"; there are m0'),
