@@ -60,7 +60,7 @@ def judge_of(model: BottleneckBandwidth, state: ClusterState, k: int) -> Judge:
     """The arrays of a request without rules."""
     free, wanted = Policy(), demands(model, state)
     bounds = free.bounds(state.cluster)
-    return request_of(HostTables(model, free), state, k, wanted, free, bounds)
+    return request_of(HostTables(model), state, k, wanted, free, bounds)
 
 
 def order(state: ClusterState, counts: np.ndarray) -> tuple[int, ...]:
@@ -228,22 +228,22 @@ def test_time_and_rounds_only_improve() -> None:
             assert share(model, state, quick.gpus, wanted).value == quick.value
 
 
-def test_preferred_domains_come_before_bandwidth() -> None:
-    """One domain where one suffices, else the fewest; the network gains nothing by it."""
-    kind = synthetic.cluster("nvswitch", 1).types[0]
-    hosts = tuple(Host(f"n{i}", kind.name, (f"l{i // 4}",)) for i in range(24))
-    cluster = Cluster(hosts, (kind,), ("leaf",), factors={"cluster": 1.0})
-    state = scattered(cluster, 1)
+def test_one_preferred_domain_comes_before_bandwidth() -> None:
+    """One domain where one suffices, else as without preference; scores know both."""
+    cluster = two_levels(64)
     model = BottleneckBandwidth(cluster)
-    free = np.sort(np.bincount(np.arange(24) // 4, state.room))[::-1]
-    for k in (4, 20, 40, 70):
-        for level, per in (("leaf", free), ("host", np.sort(state.room)[::-1])):
-            policy = Policy(preferred=level)
-            found = LargeSearch(model).choose(state, k, demands(model, state), policy)
-            assert found is not None
-            used = {*cluster.host_of[[*found.gpus]].tolist()}
-            domains = used if level == "host" else {h // 4 for h in used}
-            assert len(domains) == np.searchsorted(np.cumsum(per), k) + 1
+    state = scattered(cluster, 1)
+    fast = Dispatcher(cluster, model, policy=Policy(preferred="leaf"))
+    leaf = np.array([int(host.domains[1][1:]) for host in cluster.hosts])
+    most = int(np.bincount(leaf, state.room).max())
+    for k in (4, most, most + 1):
+        found = fast.answer(state, k)
+        used = {*leaf[cluster.host_of[list(found.gpus)]].tolist()}
+        assert (len(used) == 1) == (k <= most)
+        scores = fast.scores(state, k, packing=0)
+        assert max(scores.values()) == 100 and len(scores) == (state.room > 0).sum()
+    free = Dispatcher(cluster, model).answer(state, most + 1)
+    assert fast.answer(state, most + 1) == free
 
 
 RULES = (
@@ -252,31 +252,6 @@ RULES = (
     Policy(max_per_host=5, exclude=("n0",)), Policy(slice_size=4, slice_level="host"),
     Policy(required="host"), Policy(min_hosts=5, balance="even", include=("n9",)),
 )  # fmt: skip
-
-
-def test_preferred_hosts_where_few_choices_exist() -> None:
-    """Two hosts beside a job, though three have more bandwidth."""
-    kind = HostType("h", 4, nics=4, nic_rate=50.0, intra=IntraTable(4, [0, 0] + [200_000_000] * 3))
-    cluster = Cluster.uniform(kind, 3)
-    jobs = {"a": "n01:1 n02:1", "b": "n02:0,2", "c": "n01:3"}
-    state = ClusterState.parse(cluster, free="n01:0,2 n02:3 n03", jobs=jobs)
-    model = BottleneckBandwidth(cluster)
-    policy = Policy(preferred="host", balance="free", max_per_host=4, min_hosts=2)
-    found = LargeSearch(model).choose(state, 6, [200_000_000, 0, 0], policy)
-    assert found is not None and cluster.written(found.gpus) == "n01:0,2 n03:0-3"
-
-
-def test_preferred_domains_of_scores() -> None:
-    """Hosts that only choices on more of the preferred domains use are not left out."""
-    kind = HostType("h", 4, nics=4, nic_rate=50.0)
-    cluster = Cluster.uniform(kind, 40)
-    ids = [f"n{i:02d}" for i in range(4, 41)]
-    free, down = "n01 n02:0,1 n03:0", "n02:2,3 n03:1-3"
-    state = ClusterState.parse(cluster, free=free, jobs={"a": " ".join(ids)}, down=down)
-    fast = Dispatcher(cluster, BottleneckBandwidth(cluster), policy=Policy(preferred="host"))
-    assert fast.choose(state, 6)[0] == (0, 1, 2, 3, 4, 5)
-    scores = fast.scores(state, 6, packing=0)
-    assert scores["n01"] == scores["n02"] == 100 and 0 < scores["n03"] < 100
 
 
 def test_uneven_counts_spare_a_whole_host() -> None:

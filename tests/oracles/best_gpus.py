@@ -165,7 +165,7 @@ def policy_of(rng: random.Random, cluster: Cluster) -> Policy:
     for key in rng.sample(
         [
             "required", "balance", "hosts", "type", "include", "exclude", "slice", "apart",
-            "max_per_host", "within", "whole",
+            "max_per_host",
         ], 2,
     ):  # fmt: skip
         name = rng.choice(cluster.hosts).name
@@ -186,8 +186,6 @@ def policy_of(rng: random.Random, cluster: Cluster) -> Policy:
             rules.update(apart=("j0", "gone"), apart_level=rng.choice(["host", "host", "rack"]))
         elif key == "max_per_host":
             rules["max_per_host"] = rng.randint(1, 3)
-        elif key in ("within", "whole"):
-            rules[key] = rng.choice(["numa", "nvlink", "NV4", "PIX"])
         elif key == "slice":
             rules.update(slice_size=rng.randint(1, 2), slice_level=rng.choice(["rack", "host"]))
     return Policy(**rules)

@@ -177,8 +177,6 @@ def test_schedule_round_trip(tmp_path):
         ({"apart": ("x", "a")}, "exclude, apart: requested 14 GPUs, 6 are free on the hosts"),
         ({"apart": ("b",), "apart_level": "rack"}, "requested 14 GPUs, 12 are free on the hosts"),
         ({"max_per_host": 3}, "requested 14 GPUs, 18 are free, of which hosts may give 11"),
-        ({"within": "nvlink"}, "requested 14 GPUs, 18 are free, of which hosts may give 8"),
-        ({"whole": "NV4", "exclude": ("n0:0", "n1:2", "n2:1")}, "of which hosts may give 12"),
         ({"balance": "exact"}, "balance: no number of hosts in 1..more gives 14 GPUs"),
         ({"required": "host", "min_hosts": 2}, "required, min_hosts: one host and at least 2"),
         ({"balance": "even", "min_hosts": 4}, "no set of 14 free GPUs obeys the policy"),
@@ -203,8 +201,6 @@ def test_infeasible_policies(rules, words):
         ({"policy": Policy(exclude=("n9",))}, "exclude: there is no host 'n9'"),
         ({"policy": Policy(exclude=("n1:8",))}, "exclude: 'n1:8': expected ids in 0..7, got 8"),
         ({"policy": Policy(apart_level="row")}, "apart_level: level: expected one of rack, host"),
-        ({"policy": Policy(within="tray")}, "within: types[pairs]: trays are unknown"),
-        ({"policy": Policy(whole="HCCS")}, "whole: expected numa, tray, nvlink or a link such as"),
         ({"seed": -1}, "seed: expected"),
     ],
 )

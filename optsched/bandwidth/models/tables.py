@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.models.patterns import Automaton
     from optsched.bandwidth.topology.cluster import Cluster
-    from optsched.bandwidth.topology.policy import Policy
     from optsched.model.schedule import IntArray
 
 MOST_BOUNDS: Final = 4_000_000
@@ -120,24 +119,6 @@ class CountTables:
             array.flags.writeable = False
         return cls(cluster, network, tuple(intra), arrays)
 
-    def ruled(self, policy: Policy) -> CountTables:
-        """Return tables in which subsets that break the rules on parts of hosts have -1."""
-        key = policy.within, policy.whole
-        if key == (None, None):
-            return self
-        if key not in self._ruled:
-            values = self.arrays.values.copy()
-            for host in np.unique(self.arrays.host):
-                n = int(host["gpus"])
-                allowed = policy.allowed(self.cluster.types[host["kind"]])
-                assert allowed is not None
-                limits = np.where(allowed, values[host["within"] :][: 1 << n], -1)
-                values[host["within"] :][: 1 << n] = limits
-                values[host["best"] :][: (n + 1) << n] = _best(limits, n, by_mask=True)
-            values.flags.writeable = False
-            self._ruled[key] = replace(self, arrays=self.arrays._replace(values=values))
-        return self._ruled[key]
-
     def __reduce__(self) -> tuple[Any, ...]:
         return CountTables.of, (self.cluster, self.network, self.intra)
 
@@ -182,10 +163,6 @@ class CountTables:
                     best, chosen = value, sub
             sub = (sub - 1) & free
         return chosen
-
-    @cached_property
-    def _ruled(self) -> dict[tuple[str | None, str | None], CountTables]:
-        return {}
 
 
 def _single(machine: Automaton, network: IntArray) -> IntArray:

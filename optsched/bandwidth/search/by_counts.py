@@ -92,9 +92,13 @@ def best_by_counts(
     nodes
         Most steps of the search, some tens of nanoseconds each.
     """
-    search = CountSearch(tables, policy, ties=ties)
-    here = search.policy.usable(state)
-    return search.choose(here, jobs_of(state, demands), k, nodes, leaves)[0]
+    rules, jobs = policy or Policy(), jobs_of(state, demands)
+    for tier in rules.tiers(tables.cluster):
+        search = CountSearch(tables, tier, ties=ties)
+        found, complete = search.choose(tier.usable(state), jobs, k, nodes, leaves)
+        if found is not None or not complete:
+            return found
+    return None
 
 
 class _Space(NamedTuple):
@@ -127,7 +131,7 @@ class CountSearch:
 
         self._kernel = counts
         self.cluster, self.policy = tables.cluster, policy or Policy()
-        self.arrays = tables.ruled(self.policy).arrays
+        self.arrays = tables.arrays
         self._tables, self._ties, self._single_rail = tables, ties, False
         self._of_rails: dict[tuple[int, int | None], CountSearch] = {}
         self.places = self._ordered_hosts()
@@ -145,11 +149,8 @@ class CountSearch:
         bounds: Bounds | None = None,
         *,
         whole: Bools | None = None,
-    ) -> tuple[Answer | None, int]:
-        """The best choice, and on how many domains of the preferred level it is.
-
-        Without a choice the number is -1 if there is none, -2 if the search was stopped before one
-        was found.
+    ) -> tuple[Answer | None, bool]:
+        """The best choice, and whether the search was complete; its preference is ignored.
 
         Parameters
         ----------
@@ -179,53 +180,35 @@ class CountSearch:
             places["whole"] = whole[places["host"]]
         steps = MOST_NODES if nodes is None else nodes
         most = NO_LIMIT if leaves is None else leaves
-        found, domains, proved = None, -1, True
-        for domains in self._numbers_of_domains(here, k):
-            space.request[0] = (k, n_jobs, steps, most, domains, *self._rules)
-            found, complete = self._answer(space, places, here, jobs)
-            if found is not None:
-                break
-            proved = proved and complete
+        space.request[0] = (k, n_jobs, steps, most, *self._rules)
+        found = self._answer(space, places, here, jobs)
         self._spaces.append(space)
-        return found, domains if found is not None else -1 if proved else -2
+        return found
 
     def _choose_on_rails(
         self, here: ClusterState, jobs: IntArray, k: int, *limits: Any
-    ) -> tuple[Answer | None, int]:
+    ) -> tuple[Answer | None, bool]:
         """The best choice of all `on_rails`."""
-        best: tuple[Answer | None, int] = (None, -1)
+        best: Answer | None = None
         first: tuple[int, ...] = ()
-        upper, whole = 0, here.room == here.cluster.sizes
+        complete, upper, whole = True, 0, here.room == here.cluster.sizes
         for state, policy in on_rails(here, k, self.policy, self._tables.intra):
             key = policy.min_hosts, policy.max_hosts
             if key not in self._of_rails:
                 search = CountSearch(self._tables, policy, ties=self._ties)
                 search._single_rail = True
                 self._of_rails[key] = search
-            found, domains = self._of_rails[key].choose(state, jobs, k, *limits, whole=whole)
+            found, proved = self._of_rails[key].choose(state, jobs, k, *limits, whole=whole)
+            complete &= proved
             if found is None:
-                best = best if domains == -1 or best[0] is not None else (None, -2)
                 continue
             upper = max(upper, found.upper_bound)
-            order = (domains, -found.value, *order_of(here, found.gpus), *found.gpus)
-            if best[0] is None or order < first:
-                best, first = (found, domains), order
-        if best[0] is None:
-            return best
-        return best[0]._replace(upper_bound=max(upper, best[0].value)), best[1]
-
-    def _numbers_of_domains(self, here: ClusterState, k: int) -> Iterable[int]:
-        """Numbers of domains of the preferred level to try, from the fewest that may suffice."""
-        preferred = self.policy.preferred
-        if preferred is None:
-            return (ANY,)
-        free = [
-            int(here.room[list(hosts)].sum())
-            for hosts in self.cluster.domains(self.cluster.level(preferred)).values()
-        ]
-        reached = np.cumsum(sorted(free, reverse=True))
-        fewest = 1 + int(np.searchsorted(reached, k))
-        return range(fewest, min(k, len(free)) + 1)
+            order = (-found.value, *order_of(here, found.gpus), *found.gpus)
+            if best is None or order < first:
+                best, first = found, order
+        if best is not None:
+            best = best._replace(upper_bound=max(upper, best.value))
+        return best, complete
 
     def _answer(
         self,
@@ -234,7 +217,7 @@ class CountSearch:
         here: ClusterState,
         jobs: IntArray,
     ) -> tuple[Answer | None, bool]:
-        """What the kernel finds, and whether its search was complete."""
+        """The kernel's answer, and whether its search was complete."""
         request, *work = space
         if not choose(self.arrays, request, places, here.masks, jobs, *work):
             return None, bool(space.answer["complete"][0])
@@ -242,7 +225,7 @@ class CountSearch:
         chosen = space.chosen.tolist()
         gpus = gpus_of(here, sorted(zip(self._order, chosen, strict=True)))
         upper = value if complete else UNPROVED
-        return Answer(gpus, value, alone, upper, visited, complete == 2), True
+        return Answer(gpus, value, alone, upper, visited, complete == 2), bool(complete)
 
     def _space(self, n_jobs: int) -> _Space:
         """Work space of one call of the kernel, for up to so many jobs."""
@@ -270,13 +253,10 @@ class CountSearch:
         """The fields of the kernel's request that are the same for all requests."""
         cluster, policy, levels = self.cluster, self.policy, len(self.cluster.levels)
         top = levels if policy.required is None else levels - 1 - cluster.level(policy.required)
-        preferred = -1
-        if policy.preferred is not None:
-            preferred = levels - 1 - cluster.level(policy.preferred)
         most_hosts = ANY if policy.max_hosts is None else policy.max_hosts
         return (
             policy.most_difference, policy.min_hosts, most_hosts, int(policy.same_type),
-            policy.slice_size or 0, int(ties), top, preferred, cluster.n_hosts + 1,
+            policy.slice_size or 0, int(ties), top, cluster.n_hosts + 1,
         )  # fmt: skip
 
 

@@ -19,23 +19,20 @@ from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
 from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 
 REQUEST: Final = record(
-    "k n_jobs nodes leaves most_domains "
-    "balance min_hosts max_hosts same_type slice ties top preferred used_host"
+    "k n_jobs nodes leaves balance min_hosts max_hosts same_type slice ties top used_host"
 )
 """A request. `balance`: most difference of counts on used hosts. `slice`: counts within a slice
 domain are multiples of this, 0 without slices. `ties`: 0 if any best choice will do. `leaves`: most
 count vectors to evaluate in a pass. `nodes`: most levels to enter in both passes. `top`: highest
-lowest common level allowed, -1: one host. `preferred`, `most_domains`: most domains of that level.
-`used_host`: what a used host adds to the spread; one that was whole adds 1 more."""
+lowest common level allowed, -1: one host. `used_host`: what a used host adds to the spread; one
+that was whole adds 1 more."""
 
 PLACE: Final = record("host least most slice gap level whole")
 """A host in the order of domains: bounds on its count, its slice domain; what the domains that it
 does not share with the host before it add to the spread, the lowest level that both share, and
 whether it was whole before rails left some of its GPUs."""
 
-NODE: Final = record(
-    "state left within hosts least most type count next spread gap level far domains"
-)
+NODE: Final = record("state left within hosts least most type count next spread gap level far")
 """A level of the search: the counts of the hosts before it are chosen. `left`: GPUs still to be
 chosen. `count`: of the host before this level; `next`: to be tried on its host. `level`: lowest
 common level of the hosts used; `gap`, `far`: added spread, and level, since the last used host."""
@@ -240,7 +237,7 @@ def _begin(t, request, jobs, nodes, tenants):  # type: ignore[no-untyped-def]
     node, stride = nodes[0], t.size[0].hosts + 1
     node.state, node.left, node.within, node.hosts = 0, request[0].k, NO_LIMIT, 0
     node.least, node.most, node.type, node.count, node.next = NO_LIMIT, 0, -1, 0, 0
-    node.spread, node.gap, node.level, node.far, node.domains = 0, 0, -1, -1, 0
+    node.spread, node.gap, node.level, node.far = 0, 0, -1, -1
     for j in range(request[0].n_jobs):
         joint = tenants[j]
         joint.state, joint.within, joint.touched, joint.ahead = 0, NO_LIMIT, 0, 0
@@ -275,25 +272,25 @@ def _descend(t, request, places, masks, jobs, nodes, tenants, at, count):  # typ
         hosts = node.hosts + 1
         if hosts > r.max_hosts:
             return 0
-        level, domains = node.level, 1
+        level = node.level
         if hosts > 1:
-            level, domains = max(level, far), node.domains + (1 if far > r.preferred else 0)
+            level = max(level, far)
             if level > r.top or (r.same_type == 1 and h.kind != node.type):
                 return 0
         least, most = min(node.least, count), max(node.most, count)
-        if most - least > r.balance or domains > r.most_domains:
+        if most - least > r.balance:
             return 0
         best = t.values[h.best + free * (h.gpus + 1) + count]
         to.state, to.left = t.step[node.state * width + count], node.left - count
         to.within, to.hosts, to.least, to.most = min(node.within, best), hosts, least, most
-        to.type, to.level, to.domains = h.kind, level, domains
+        to.type, to.level = h.kind, level
         every = (1 << h.gpus) - 1 if h.by_mask == 1 else h.gpus
         to.spread = node.spread + gap + r.used_host + (1 if free == every else place.whole)
         to.gap, to.far = 0, -1
     else:
         to.state, to.left, to.within, to.hosts = node.state, node.left, node.within, node.hosts
         to.least, to.most, to.type, to.level = node.least, node.most, node.type, node.level
-        to.domains, to.spread, to.gap, to.far = node.domains, node.spread, gap, far
+        to.spread, to.gap, to.far = node.spread, gap, far
     to.count = count
     for j in range(r.n_jobs):
         a, b = tenants[at * r.n_jobs + j], tenants[(at + 1) * r.n_jobs + j]

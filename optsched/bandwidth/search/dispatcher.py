@@ -18,7 +18,6 @@ from optsched.bandwidth.models.contention import (
 )
 from optsched.bandwidth.models.model import BandwidthModel, CountModel
 from optsched.bandwidth.search.by_counts import (
-    UNPROVED,
     Answer,
     CountSearch,
     jobs_of,
@@ -92,11 +91,13 @@ class Dispatcher:
             )
         self._known: tuple[ClusterState, IntArray] | None = None
         self._alone: dict[tuple[int, ...], int] = {}
-        self._is_warm = False
+        self._is_warm, self._tiers = False, self.policy.tiers(cluster)
         if tables is None:
             return
-        self._search = CountSearch(tables, self.policy, ties=True)
-        self._quick = CountSearch(tables, self.policy)
+        self._searches = [
+            (CountSearch(tables, rules, ties=True), CountSearch(tables, rules))
+            for rules in self._tiers
+        ]
 
     def choose(
         self, state: ClusterState, k: int, deadline: float | None = None
@@ -302,15 +303,22 @@ class Dispatcher:
     ) -> list[Answer]:
         """The best choices that the search beyond tables finds."""
         assert self._large is not None
-        found = self._large.best(state, k, n, self.demands(state), self.policy, until)
-        return [self._with_assumptions(one) for one in found or [self._first(state, k, until)[0]]]
+        found: dict[bytes, Answer] = {}
+        for rules in self._tiers:
+            for one in self._large.best(state, k, n, self.demands(state), rules, until):
+                found.setdefault(self.cluster.counts(one.gpus).tobytes(), one)
+        some = [*found.values()][:n] or [self._first(state, k, until)[0]]
+        return [self._with_assumptions(one) for one in some]
 
     def _shares_of_large(
         self, state: ClusterState, k: int, until: float | None
     ) -> dict[int, float]:
         """The same by what the search beyond tables finds."""
         assert self._large is not None
-        value = self._large.by_host(state, k, self.demands(state), self.policy, until)
+        value: dict[int, int] = {}
+        for tier, rules in enumerate(self._tiers):
+            found = self._large.by_host(state, k, self.demands(state), rules, until)
+            value = {h: one - tier * MOST for h, one in found.items()} | value
         best = max(value.values()) if value else self._first(state, k, until)[0].value
         return {
             h: 1.0 if one == best else min(0.99, one % MOST / max(1, best % MOST))
@@ -368,7 +376,7 @@ class Dispatcher:
             return k, None
         seconds = number("deadline", deadline, above=True, what="seconds")
         if self._tables is not None and not self._is_warm:  # the kernel may have to be compiled
-            self._search.choose(self.policy.usable(state), self._jobs(state), k, 1)
+            self._searches[0][0].choose(state, self._jobs(state), k, 1)
             self._is_warm = True
         return k, time.monotonic() + min(seconds, _MOST_SECONDS)
 
@@ -402,20 +410,20 @@ class Dispatcher:
         *,
         ties: bool = True,
     ) -> tuple[Answer, int] | None:
-        """The best choice by tables, or beyond them; and which preferred level it keeps."""
-        if self._tables is None:
-            return self._beyond(state, k, None, until, bounds)
-        here, jobs = self.policy.usable(state), self._jobs(state)
-        nodes = None
-        if until is not None:
-            nodes = self._nodes(until, len(jobs) // (self.cluster.n_hosts + 1))
-        search = self._search if ties else self._quick
-        found, domains = search.choose(here, jobs, k, nodes, None, bounds)
-        if found is None:
-            return None if domains == -1 else self._beyond(state, k, None, until, bounds)
-        if found.upper_bound < UNPROVED:
-            return found, domains
-        return self._beyond(state, k, found, until, bounds)
+        """The best choice by tables, or beyond them; and the number of its tier of the policy."""
+        for tier, rules in enumerate(self._tiers):
+            found, is_proved = None, False
+            if self._tables is not None:
+                here, jobs, nodes = rules.usable(state), self._jobs(state), None
+                if until is not None:
+                    nodes = self._nodes(until, len(jobs) // (self.cluster.n_hosts + 1))
+                search = self._searches[tier][not ties]
+                found, is_proved = search.choose(here, jobs, k, nodes, None, bounds)
+            if not is_proved:
+                found = self._beyond(state, k, found, until, bounds, rules)
+            if found is not None:
+                return found, tier
+        return None
 
     def _role(self, state: ClusterState, h: int) -> tuple[object, ...]:
         """What distinguishes a host from others."""
@@ -437,18 +445,16 @@ class Dispatcher:
         found: Answer | None,
         until: float | None,
         bounds: Bounds | None,
-    ) -> tuple[Answer, int] | None:
+        rules: Policy,
+    ) -> Answer | None:
         """The better of what is found and of a search that goes on to the deadline."""
         other = None
         if self._large is not None:
-            here = self.policy.usable(state)
-            other = self._large.choose(here, k, self.demands(here), self.policy, until, bounds)
-        if other is None and found is None:
-            return None
-        if other is None or (found is not None and found.value >= other.value):
-            assert found is not None
-            return found._replace(upper_bound=MOST if other is None else other.upper_bound), 0
-        return other, 0
+            here = rules.usable(state)
+            other = self._large.choose(here, k, self.demands(here), rules, until, bounds)
+        if found is None or (other is not None and other.value > found.value):
+            return other
+        return found._replace(upper_bound=MOST if other is None else other.upper_bound)
 
     def _jobs(self, state: ClusterState) -> IntArray:
         """The state's jobs as the kernel reads them, computed once a state."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 
 MOST_THRESHOLDS: Final = 24
 """On the bandwidth of S, and on that of joint allocations."""
-
-MOST_GROUPS: Final = 64
-"""Sets of domains of a preferred level that are tried, if several domains are needed."""
 
 MOST_EVERY: Final = 2_000
 """Count vectors up to which all are listed."""
@@ -132,17 +128,8 @@ def _thresholds(values: IntArray) -> IntArray:
     return np.array(found[::-1], np.int64).reshape(-1, 2)
 
 
-def tiers(q: Request, levels: Levels, policy: Policy) -> Iterator[list[Domain]]:
-    """Domains by falling preference: a later tier counts only if an earlier has no choice.
-
-    Parameters
-    ----------
-    q, levels
-        The request, and the levels of the cluster.
-    policy
-        `required`, `same_type` and `balance` limit the domains; `preferred` makes tiers of the
-        fewest domains of a level.
-    """
+def domains_of(q: Request, levels: Levels, policy: Policy) -> list[Domain]:
+    """Domains to which `required`, `same_type` and `balance` of a policy limit a request."""
     numbers = {"host": -1} | {name: i for i, name in enumerate(levels.names)}
     top = numbers[policy.required or "cluster"]
     kinds = np.unique(q.kind).tolist() if policy.same_type else [-1]
@@ -154,36 +141,7 @@ def tiers(q: Request, levels: Levels, policy: Policy) -> Iterator[list[Domain]]:
                 inside = some & (q.domain[top] == d)
                 if not (q.least[~inside] > 0).any():
                     found.append(Domain(one, top, inside))
-    level = numbers[policy.preferred] if policy.preferred else top
-    if level < top and found:
-        least = min(_needed(_free(one, level), q.k) for one in found)
-        for n in range(least, least + 2):  # one more, where counts have gaps
-            yield [part for one in found for part in _within(one, level, n)]
-    yield found
-
-
-def _within(domain: Domain, level: int, n: int) -> Iterator[Domain]:
-    """Parts of n domains of a lower level, or n hosts (-1)."""
-    q, top, inside = domain
-    if level < 0:
-        yield Domain(q._replace(max_hosts=min(n, q.max_hosts)), top, inside)
-        return
-    free = _free(domain, level)
-    order = np.argsort(-free, kind="stable")[: np.count_nonzero(free)].tolist()
-    sets: Any = combinations(order, n)
-    if comb(len(order), n) > MOST_GROUPS:
-        sets = [(*order[: n - 1], d) for d in order[n - 1 :]][:MOST_GROUPS]
-    for some in sets:
-        hosts = inside & np.isin(q.domain[level], some)
-        if (q.free * hosts).sum() >= q.k and not (q.least[~hosts] > 0).any():
-            same = (len(np.unique(of[hosts])) == 1 for of in q.domain[: top + 1])
-            yield Domain(q, list(same).index(True), hosts)
-
-
-def _free(domain: Domain, level: int) -> Numbers:
-    """Free GPUs by domain of a level, or by host (-1)."""
-    free = domain.q.free * domain.inside
-    return free if level < 0 else np.bincount(domain.q.domain[level], free)
+    return found
 
 
 def _needed(free: Numbers, k: int) -> int:

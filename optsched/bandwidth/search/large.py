@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.search.by_counts import Answer, Bools, domain_numbers
-from optsched.bandwidth.search.groups import tiers
+from optsched.bandwidth.search.by_counts import Answer, Bools
+from optsched.bandwidth.search.groups import domains_of
 from optsched.bandwidth.search.order import order_of
 from optsched.bandwidth.search.rails import on_rails
 from optsched.bandwidth.search.request import HostTables, request_of
@@ -28,15 +28,13 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.models.model import CountModel
     from optsched.bandwidth.topology.state import ClusterState
-    from optsched.model.schedule import IntArray
 
 
 class LargeSearch:
     """Chooses on clusters of any size; what depends on the model alone is kept."""
 
     def __init__(self, model: CountModel) -> None:
-        self.model = model
-        self._tables: dict[tuple[str | None, str | None], HostTables] = {}
+        self.model, self._tables = model, HostTables(model)
 
     def choose(
         self,
@@ -121,8 +119,7 @@ class LargeSearch:
     ) -> dict[int, int]:
         """Of every host the bandwidth of the best choice found with a GPU of it.
 
-        `MOST` less for every domain of the preferred level, as fewer of them count more. A host
-        that no choice uses is left out; one that time left open has a bandwidth of 0.
+        A host that no choice uses is left out; one that time left open has a bandwidth of 0.
 
         Parameters
         ----------
@@ -133,31 +130,24 @@ class LargeSearch:
         if search is None or search.best is None:
             return {}
         search.vary(1)
-        level, n = None if policy is None else policy.preferred, state.cluster.n_hosts
-        of = None if level is None else domain_numbers(state.cluster, state.cluster.level(level))
-        found = np.full(n, -MOST * (n + 2))
-
-        def offer(at: IntArray, value: int) -> None:
-            domains = 0 if of is None else len(np.unique(of[at]))
-            found[at] = np.maximum(found[at], value - MOST * domains)
-
+        found = np.full(state.cluster.n_hosts, -1)
         for one in search.seen.values():
-            offer(search.judge.hosts[np.flatnonzero(one.counts)], one.value)
-        able = search.q.free > 0
-        if of is None:  # no later tier
-            parts = [] if search.is_complete else search.parts
-            able &= np.any([np.zeros_like(able), *(part.inside for part in parts)], axis=0)
-        for h in search.judge.hosts[able].tolist():
-            if found[h] >= -MOST * n:
+            at = search.judge.hosts[np.flatnonzero(one.counts)]
+            found[at] = np.maximum(found[at], one.value)
+        parts = [] if search.is_complete else search.parts
+        able = np.any([search.q.free < 0, *(part.inside for part in parts)], axis=0)
+        for h in search.judge.hosts[able & (search.q.free > 0)].tolist():
+            if found[h] >= 0:
                 continue
             if search.is_late:
-                found[h] = -MOST * (n + 1)
+                found[h] = 0
                 continue
-            bounds = Bounds(*np.tile([[0], [ANY]], n))
+            bounds = Bounds(*np.tile([[0], [ANY]], state.cluster.n_hosts))
             bounds.least[h] = 1
             if (other := self.choose(state, k, demands, policy, deadline, bounds)) is not None:
-                offer(np.unique(state.cluster.host_of[list(other.gpus)]), other.value)
-        return {h: int(found[h]) for h in np.flatnonzero(found >= -MOST * (n + 1)).tolist()}
+                at = np.unique(state.cluster.host_of[list(other.gpus)])
+                found[at] = np.maximum(found[at], other.value)
+        return {h: int(found[h]) for h in np.flatnonzero(found >= 0).tolist()}
 
     def _search(
         self,
@@ -172,21 +162,16 @@ class LargeSearch:
         keeps: bool = False,
     ) -> RequestSearch | None:
         """The finished search; None if no choice can exist."""
-        state, key = policy.usable(state), (policy.within, policy.whole)
+        state = policy.usable(state)
         if k > len(state.free) or k % (policy.slice_size or 1):
             return None
-        if key not in self._tables:
-            self._tables[key] = HostTables(self.model, policy)
-        tables, limits = self._tables[key], policy.bounds(state.cluster, bounds)
-        judge = request_of(tables, state, k, demands, policy, limits, whole)
+        limits = policy.bounds(state.cluster, bounds)
+        judge = request_of(self._tables, state, k, demands, policy, limits, whole)
         least = judge.q.least
         if least.sum() < limits.least.sum() or least.sum() > k or (least > judge.q.free).any():
             return None
         search = RequestSearch(judge, policy, deadline, keeps)
-        for domains in tiers(judge.q, state.cluster.network_levels, policy):
-            search.search(domains)
-            if search.best is not None:
-                break
+        search.search(domains_of(judge.q, state.cluster.network_levels, policy))
         return search
 
 

@@ -78,9 +78,9 @@ REQUEST: Final[Any] = types.NamedTuple(
 
 
 class HostTables:
-    """Bandwidths within hosts, with the policy's rules on parts of hosts, and network rates."""
+    """Bandwidths within hosts, and network rates."""
 
-    def __init__(self, model: CountModel, policy: Policy) -> None:
+    def __init__(self, model: CountModel) -> None:
         self.model, self.kinds = model, np.array(model.cluster.type_of)
         rates = model.line_rates()
         self.is_line_rate = rates is not None
@@ -99,8 +99,6 @@ class HostTables:
             values[sizes <= 1] = NO_LIMIT
             first = (1 << np.arange(kind.gpus + 1)) - 1 if masks else sizes
             self.joint[t, : kind.gpus + 1] = values[first]
-            if (allowed := policy.allowed(kind)) is not None:
-                values = np.where(allowed, values, -1)
             best = np.full((len(sizes), len(self.rates)), -1)
             best[np.arange(len(sizes)), sizes] = values
             for i in range(kind.gpus if masks else 0):  # the best of a mask with and without GPU i
@@ -179,7 +177,7 @@ def request_of(
     Parameters
     ----------
     tables
-        Of the model and the policy.
+        Of the model.
     state, k, demands
         As in `LargeSearch.choose`; the state is what `Policy.usable` leaves.
     policy, bounds

@@ -15,7 +15,7 @@ import numpy as np
 
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, IntraTable
 from optsched.bandwidth.topology.levels import WHOLE, Levels
-from optsched.bandwidth.topology.links import check_links, is_link, weight
+from optsched.bandwidth.topology.links import check_links
 from optsched.bandwidth.topology.names import expand, id_ranges, local_ids
 from optsched.bandwidth.topology.products import product_links
 from optsched.bandwidth.topology.rates import KILOBYTES, MOST, kilobytes
@@ -111,41 +111,6 @@ class HostType:
             raise InputError(f"{place}.intra: expected an IntraTable, got {self.intra!r:.60}")
         if self.intra is not None and self.intra.gpus != n:
             raise InputError(f"{place}.intra: is for {self.intra.gpus} GPUs, the host has {n}")
-
-    def parts(self, what: str) -> tuple[tuple[int, ...], ...]:
-        """List the domains inside a host, as local ids.
-
-        Parameters
-        ----------
-        what
-            ``"numa"``, ``"tray"``, ``"nvlink"``, or a link such as ``"NV4"`` or ``"PIX"``: the GPUs
-            that are connected by links at least as near.
-
-        Raises
-        ------
-        InputError
-            Another text, or a type of unknown links or trays.
-        """
-        least = "NV1" if what == "nvlink" else what
-        if what == "numa":
-            return self.numa
-        if what == "tray":
-            if not self.tray:
-                raise InputError(f"types[{self.name}]: trays are unknown")
-            return tuple(tuple(range(i, i + self.tray)) for i in range(0, self.gpus, self.tray))
-        if not is_link(least):
-            raise InputError(
-                f"expected numa, tray, nvlink or a link such as NV4 or PIX, got {what!r:.60}"
-            )
-        if self.links is None:
-            raise InputError(f"types[{self.name}]: links are unknown")
-        part = list(range(self.gpus))
-        for i, row in enumerate(self.links):
-            for k in range(i):
-                if part[i] != part[k] and weight(row[k]) >= weight(least):
-                    part = [part[i] if p == part[k] else p for p in part]
-        groups = dict.fromkeys(part)
-        return tuple(tuple(i for i, p in enumerate(part) if p == group) for group in groups)
 
     @property
     def nic_kilobytes(self) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 
 if TYPE_CHECKING:
     from optsched.bandwidth.topology.cluster import Cluster
@@ -22,17 +20,10 @@ def impossible(state: ClusterState, policy: Policy, k: int) -> str:
     total = sum(free.values())
     if total < k:
         return f"exclude, apart: requested {k} GPUs, {total} are free on the hosts that are left"
-    inner = [key for key in ("max_per_host", "within", "whole") if getattr(policy, key)]
-    for h in free if inner else ():
-        kind = cluster.type(h)
-        if (allowed := policy.allowed(kind)) is not None:
-            fit = allowed & (np.arange(1 << kind.gpus) & ~usable.masks[h] == 0)
-            free[h] = int(subset_sizes(kind.gpus)[fit].max())
-        free[h] = min(free[h], policy.max_per_host or free[h])
-    free = {h: n for h, n in free.items() if n}
+    free = {h: min(n, policy.max_per_host or n) for h, n in free.items()}
     if sum(free.values()) < k:
         return (
-            f"{', '.join(inner)}: requested {k} GPUs, {total} are free, of which hosts may give "
+            f"max_per_host: requested {k} GPUs, {total} are free, of which hosts may give "
             f"{sum(free.values())}"
         )
     included = [cluster.host_index(name) for name in policy.include or ()]
@@ -76,7 +67,7 @@ def impossible(state: ClusterState, policy: Policy, k: int) -> str:
     if (level := policy.level(cluster)) is not None:
         reason = _no_domain(cluster, level, free, k, set(included))
         rules = [*["required"] * (policy.required is not None), *["include"] * bool(included)]
-        by = f" by {', '.join(inner)}" if reason and inner else ""
+        by = " by max_per_host" * bool(policy.max_per_host)
         if reason:
             return f"{', '.join(rules) or 'gpus'}: {reason}{by}"
     if cluster.rails and max(free.values()) < k and not _on_rails(usable, k):

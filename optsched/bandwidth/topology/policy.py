@@ -1,25 +1,22 @@
-"""Rules for a choice apart from its bandwidth: domains, balance, slices, hosts, parts of hosts."""
+"""Rules for a choice apart from its bandwidth: domains, balance, slices, hosts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
 from optsched.io.values import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-    import numpy.typing as npt
-
-    from optsched.bandwidth.topology.cluster import Cluster, HostType
+    from optsched.bandwidth.topology.cluster import Cluster
     from optsched.bandwidth.topology.state import ClusterState
     from optsched.model.schedule import IntArray
 
@@ -43,7 +40,7 @@ class Policy:
     required
         A level of the cluster (or ``"host"``): all GPUs in one of its domains.
     preferred
-        A level (or ``"host"``): fewer of its domains count more than a higher bandwidth.
+        A level (or ``"host"``): all GPUs in one of its domains if there is such a choice.
     slice_size, slice_level
         The choice splits into groups of this size, each within one domain of the level.
     balance
@@ -61,11 +58,6 @@ class Policy:
         does not run is no obstacle.
     max_per_host
         Most GPUs on a host.
-    within
-        On every host all GPUs are in one of the domains that `HostType.parts` lists: ``"numa"``,
-        ``"tray"``, ``"nvlink"``, or a link. With ``required="host"`` all of the choice is.
-    whole
-        Of such domains all GPUs are taken, or none.
 
     Raises
     ------
@@ -86,11 +78,9 @@ class Policy:
     apart: tuple[str, ...] | None = None
     apart_level: str = "host"
     max_per_host: int | None = None
-    within: str | None = None
-    whole: str | None = None
 
     def __post_init__(self) -> None:
-        for key in ("required", "preferred", "slice_level", "apart_level", "within", "whole"):
+        for key in ("required", "preferred", "slice_level", "apart_level"):
             name = getattr(self, key)
             if name is not None and not isinstance(name, str):
                 raise InputError(f"{key}: expected the name of a level, got {name!r:.60}")
@@ -146,24 +136,15 @@ class Policy:
         for name in self.include or ():
             cluster.host_index(name, "include")
         _excluded(cluster, self.exclude or ())
-        for kind in cluster.types:
-            for key, what in self._parts:
-                if kind.gpus > MOST_BY_SUBSET:
-                    raise InputError(
-                        f"{key}: hosts of type {kind.name!r:.60} have {kind.gpus} GPUs, of which "
-                        f"only numbers are chosen; parts of hosts need {MOST_BY_SUBSET} at most"
-                    )
-                try:
-                    kind.parts(what)
-                except InputError as error:
-                    raise InputError(f"{key}: {error.args[0]}") from None
 
-    @property
-    def _parts(self) -> Iterator[tuple[str, str]]:
-        """The rules on parts of hosts."""
-        for key, what in (("within", self.within), ("whole", self.whole)):
-            if what is not None:
-                yield key, what
+    def tiers(self, cluster: Cluster) -> tuple[Policy, ...]:
+        """Policies to try in turn: one domain of the preferred level, then without preference."""
+        free = replace(self, preferred=None)
+        if self.preferred is None or (
+            self.required and cluster.level(self.required) >= cluster.level(self.preferred)
+        ):
+            return (free,)
+        return replace(free, required=self.preferred), free
 
     def level(self, cluster: Cluster) -> int | None:
         """The level of which one domain holds all GPUs: `required`, else that of `fabrics`."""
@@ -198,19 +179,6 @@ class Policy:
             gpus = gpus.union(*(range(cluster.first[h], cluster.first[h + 1]) for h in near))
         return gpus
 
-    def allowed(self, kind: HostType) -> npt.NDArray[np.bool_] | None:
-        """By mask of local ids whether a choice may have these; None if every mask is allowed."""
-        if self.within is None and self.whole is None:
-            return None
-        masks, good = np.arange(1 << kind.gpus), np.ones(1 << kind.gpus, np.bool_)
-        for key, what in self._parts:
-            parts = [sum(1 << i for i in ids) for ids in kind.parts(what)]
-            if key == "within":
-                good &= np.any([masks & ~part == 0 for part in parts], axis=0)
-            for part in parts if key == "whole" else ():
-                good &= (masks & part == 0) | (masks & part == part)
-        return good
-
     def fault(self, state: ClusterState, gpus: Iterable[int]) -> str:
         """The first rule that GPUs break, in one sentence, or ``""``; see `broken_by`."""
         cluster, chosen = state.cluster, sorted(gpus)
@@ -226,17 +194,6 @@ class Policy:
                      for h in counts}  # fmt: skip
             if len({tuple(ids) for ids in local.values()}) > 1:
                 return f"rails: local ids differ between hosts: {cluster.written(chosen):.80}"
-        for key, what in self._parts:
-            for h in counts:
-                first, kind = int(cluster.first[h]), cluster.type(h)
-                ids = {g - first for g in chosen if first <= g < first + kind.gpus}
-                met = [(len(ids.intersection(part)), len(part)) for part in kind.parts(what)]
-                cut = sum(n > 0 for n, _ in met) > 1
-                if key == "whole":
-                    cut = any(0 < n < size for n, size in met)
-                if cut:
-                    text = cluster.written(first + i for i in ids)
-                    return f"{key}: {text} is not {'whole' * (key == 'whole') or 'one'} by {what}"
         return ""
 
     def broken_by(self, cluster: Cluster, counts: Mapping[int, int]) -> str:

@@ -26,7 +26,7 @@ from optsched.bandwidth.topology.proximity import proximity
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, load_behind, loaded
-from optsched_solvers.gpus.vectors import CountVectors, claim
+from optsched_solvers.gpus.vectors import CountVectors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +65,7 @@ class Counts:
         """One request, and a model with tables or any `CountModel`."""
         if isinstance(problem, GpuPlacement) and _is_large(problem):
             return Support(True)
-        return supported(problem, rails=True)
+        return supported(problem, is_counts=True)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search all count vectors, or as many as the iterations allow; then as without tables."""
@@ -93,7 +93,7 @@ class Counts:
         monitor.advance(found.visited)
         monitor.incumbent(found.gpus, -found.value, self.name)
         if found.upper_bound < UNPROVED:
-            claim(problem, monitor, found.upper_bound, self.name)
+            claim(problem, monitor, found.upper_bound, found.value)
             return Result("unknown")
         return self._large(problem, limits, monitor)
 
@@ -105,14 +105,27 @@ class Counts:
             return _nearest(problem, monitor)
         assert isinstance(problem.model, CountModel)
         given = limits.time_limit is not None and not limits.by_default
-        found = large_search(problem.model).choose(
-            problem.state, problem.k, problem.demands, problem.policy,
-            deadline=time.monotonic() + monitor.remaining if given else None,
-        )  # fmt: skip
+        found = None
+        for rules in problem.policy.tiers(problem.cluster):
+            found = found or large_search(problem.model).choose(
+                problem.state, problem.k, problem.demands, rules,
+                deadline=time.monotonic() + monitor.remaining if given else None,
+            )  # fmt: skip
         if found is not None:
             monitor.incumbent(found.gpus, -found.value, self.name)
-            claim(problem, monitor, found.upper_bound, self.name, found.value)
+            claim(problem, monitor, found.upper_bound, found.value)
         return Result("unknown")
+
+
+def claim(problem: GpuPlacement, monitor: Monitor, upper: int, best: int) -> None:
+    """Report the upper bound of a search with the best value found.
+
+    With a preferred level it holds for the choices in one of its domains: no bound is reported if
+    a better start ignores the preference.
+    """
+    objective = monitor.objective
+    if problem.policy.preferred is None or objective is None or objective >= -best:
+        monitor.bound(-upper, "counts")
 
 
 @lru_cache(maxsize=4)
@@ -123,16 +136,20 @@ def large_search(model: CountModel) -> LargeSearch:
     return LargeSearch(model)
 
 
-def supported(problem: Problem, *, rails: bool = False, most_vectors: int | None = None) -> Support:
+def supported(
+    problem: Problem, *, is_counts: bool = False, most_vectors: int | None = None
+) -> Support:
     """Whether counts by host decide all bandwidths of a problem.
 
-    `rails`: whether the solver keeps equal local ids on all hosts. `most_vectors`: how many count
-    vectors it takes.
+    `is_counts`: for the solver that keeps to rails and to a preferred level. `most_vectors`: how
+    many count vectors it takes.
     """
     if not isinstance(problem, GpuPlacement):
         return Support(False, "it only chooses GPUs (GpuPlacement)")
-    if problem.cluster.rails and not rails:
+    if problem.cluster.rails and not is_counts:
         return Support(False, "it cannot keep to rails (counts can)")
+    if problem.policy.preferred is not None and not is_counts:
+        return Support(False, "it cannot obey the policy's preferred (counts can)")
     if not problem.model.intra_monotone:
         return Support(False, "the model may rate a choice lower that has faster hosts")
     if problem.tables is None:

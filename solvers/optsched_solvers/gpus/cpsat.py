@@ -11,7 +11,7 @@ from optsched.solving.result import Result
 from optsched_solvers._cpsat import checked_options, solve_cp
 from optsched_solvers._loading import load
 from optsched_solvers.gpus.counts import nothing_found, supported
-from optsched_solvers.gpus.vectors import CountVectors, claim
+from optsched_solvers.gpus.vectors import CountVectors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -44,30 +44,25 @@ class CpSat:
         return supported(problem, most_vectors=MOST_VECTORS)
 
     def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
-        """Search until proof or limit, from one domain of the preferred level up."""
+        """Search until proof or limit."""
         checked_options(limits)
         if monitor.should_stop() or not load(monitor, "ortools.sat.python.cp_model"):
             return Result("unknown")
-        vectors = CountVectors(problem)
-        stages = vectors.stages()
-        for stage in stages:
-            search = _Stage(vectors, stage, stage == stages[-1], monitor)
-            if search.run(limits) != "infeasible":
-                return Result("unknown")
-        return nothing_found(problem) if stages else Result("unknown")
+        status = _Model(CountVectors(problem), monitor).run(limits)
+        return nothing_found(problem) if status == "infeasible" else Result("unknown")
 
 
-class _Stage:
-    """Count vectors with a number of domains of the preferred level, as a CP-SAT model."""
+class _Model:
+    """Feasible count vectors and their bandwidths as a table of a CP-SAT model."""
 
-    def __init__(self, vectors: CountVectors, stage: int, last: bool, monitor: Monitor) -> None:
+    def __init__(self, vectors: CountVectors, monitor: Monitor) -> None:
         from ortools.sat.python import cp_model
 
-        self.vectors, self.last, self.monitor, self.best = vectors, last, monitor, -1
+        self.vectors, self.monitor = vectors, monitor
         rows = []
         for block in vectors.blocks():
             value = vectors.values(block)
-            kept = (value >= 0) & (vectors.excess(block, stage) == 0)
+            kept = (value >= 0) & (vectors.excess(block) == 0)
             rows += np.column_stack([block, value])[kept].tolist()
         self.model = model = cp_model.CpModel()
         self.count = [model.new_int_var(0, most, "") for most in vectors.most.tolist()]
@@ -83,23 +78,16 @@ class _Stage:
         """Search; returns the status of CP-SAT."""
         self.bound: int | None = None
         answer = solve_cp(self.model, limits, self.monitor, self._solution, self._bound)
-        if answer.status == "optimal":
-            self._claim()
+        if answer.status == "optimal" and self.bound is not None:
+            self.monitor.bound(self.bound, "cpsat")
         return answer.status
 
     def _solution(self, value: Callable[[Any], int]) -> None:
         counts = np.array([value(count) for count in self.count], np.int64)
-        worth = value(self.value)
-        self.best = max(self.best, worth)
-        self.monitor.incumbent(self.vectors.gpus(counts), -worth, "cpsat")
+        self.monitor.incumbent(self.vectors.gpus(counts), -value(self.value), "cpsat")
 
     def _bound(self, bound: int) -> None:
-        """Claim a bound, in steps: CP-SAT lowers it by single kB/s."""
+        """Report a bound, in steps: CP-SAT lowers it by single kB/s."""
         self.bound, known = bound, self.monitor.lower_bound
         if known is None or -known + bound > STEP * -bound:
-            self._claim()
-
-    def _claim(self) -> None:
-        # with more domains of the preferred level to try, only once there is a choice
-        if self.bound is not None and (self.last or self.best >= 0):
-            claim(self.vectors.problem, self.monitor, -self.bound, "cpsat", self.best)
+            self.monitor.bound(bound, "cpsat")

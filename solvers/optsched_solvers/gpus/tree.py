@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from optsched.solving.result import Result
 from optsched_solvers.gpus.counts import nothing_found, supported
-from optsched_solvers.gpus.vectors import CountVectors, claim
+from optsched_solvers.gpus.vectors import CountVectors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,25 +39,21 @@ class BranchAndBound:
         return supported(problem, most_vectors=MOST_VECTORS)
 
     def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
-        """Search with one domain of the preferred level, then two, ... until there is a choice."""
-        vectors = CountVectors(problem)
+        """Evaluate all vectors, in blocks."""
+        vectors, best = CountVectors(problem), -1
         left = 2**62 if limits.iterations is None else limits.iterations
-        block = min(_BLOCK, left)
-        for stage in vectors.stages():
-            best = -1
-            for rows in vectors.blocks(block):
-                if left <= 0 or monitor.should_stop():
-                    return Result("unknown")
-                left -= len(rows)
-                monitor.advance(len(rows))
-                bounds = vectors.fastest(rows)
-                kept = rows[(bounds > best) & (vectors.excess(rows, stage) == 0)]
-                values = vectors.values(kept)
-                top = int(values.argmax()) if len(kept) else 0
-                if len(kept) and values[top] > best:
-                    best = int(values[top])
-                    monitor.incumbent(vectors.gpus(kept[top]), -best, self.name)
-            if best >= 0:
-                claim(problem, monitor, best, self.name)
+        for rows in vectors.blocks(min(_BLOCK, left)):
+            if left <= 0 or monitor.should_stop():
                 return Result("unknown")
-        return nothing_found(problem)
+            left -= len(rows)
+            monitor.advance(len(rows))
+            kept = rows[(vectors.fastest(rows) > best) & (vectors.excess(rows) == 0)]
+            values = vectors.values(kept)
+            top = int(values.argmax()) if len(kept) else 0
+            if len(kept) and values[top] > best:
+                best = int(values[top])
+                monitor.incumbent(vectors.gpus(kept[top]), -best, self.name)
+        if best < 0:
+            return nothing_found(problem)
+        monitor.bound(-best, self.name)
+        return Result("unknown")

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.placement.problem import GpuPlacement
     from optsched.model.schedule import IntArray
-    from optsched.solving.monitor import Monitor
 
 _MOST_CELLS: Final = 1 << 22
 """Counts by vector, job and host that one step of `CountVectors.others` allocates."""
@@ -32,7 +31,7 @@ class CountVectors:
     def __init__(self, problem: GpuPlacement) -> None:
         tables, policy = problem.tables, problem.policy
         assert tables is not None
-        self.problem, self.tables = problem, tables.ruled(policy)
+        self.problem, self.tables = problem, tables
         self.state = policy.usable(problem.state)
         self.hosts = np.flatnonzero(self.state.room).tolist()
         """Hosts with free GPUs: the columns of a vector."""
@@ -62,7 +61,7 @@ class CountVectors:
         return divided(standalone, *self._others(counts))
 
     def fastest(self, vectors: IntArray) -> IntArray:
-        """Least bandwidth within the hosts of vectors; -1 where a rule on their parts is broken."""
+        """Least bandwidth within the hosts of vectors."""
         within = self._best[np.arange(len(self.hosts)), vectors]
         return np.asarray(within.min(axis=1, initial=NO_LIMIT), np.int64)
 
@@ -96,19 +95,8 @@ class CountVectors:
 
     # rules
 
-    def stages(self) -> list[int]:
-        """Numbers of domains of the preferred level to try in turn, see `Policy.preferred`."""
-        cluster, preferred = self.problem.cluster, self.problem.policy.preferred
-        if preferred is None:
-            return [ANY]
-        number = domain_numbers(cluster, cluster.level(preferred))[self.hosts]
-        return list(range(1, min(self.problem.k, len(np.unique(number))) + 1))
-
-    def excess(self, vectors: IntArray, most_domains: int = ANY) -> IntArray:
-        """Violation of the policy by vector, in GPUs, hosts or domains; 0 if feasible.
-
-        `most_domains` limits those of the preferred level.
-        """
+    def excess(self, vectors: IntArray) -> IntArray:
+        """Violation of the policy by vector, in GPUs or hosts; 0 if feasible."""
         policy, cluster = self.problem.policy, self.problem.cluster
         used = vectors > 0
         number = used.sum(axis=1)
@@ -128,9 +116,6 @@ class CountVectors:
             wrong += (sums % policy.slice_size).sum(axis=1)
         if (level := policy.level(cluster)) is not None:
             wrong += _outside(vectors, self.domains(level))
-        if policy.preferred is not None and most_domains < ANY:
-            sums = _by_group(vectors, self.domains(cluster.level(policy.preferred)))
-            wrong += np.maximum((sums > 0).sum(axis=1) - most_domains, 0)
         return np.asarray(wrong, np.int64)
 
     def domains(self, level: int) -> IntArray:
@@ -176,20 +161,6 @@ class CountVectors:
             elif count:
                 parts.append((h, count))
         return gpus_of(self.state, parts)
-
-
-def claim(
-    problem: GpuPlacement, monitor: Monitor, upper: int, source: str, best: int | None = None
-) -> None:
-    """Report the upper bound of a solver whose best value is `best` (default: `upper`).
-
-    Under a policy with a preferred level the bound holds for choices that fulfil it as far as
-    possible: no bound is reported if a better start ignores the preference.
-    """
-    prefers = problem.policy.preferred is not None
-    objective, reached = monitor.objective, upper if best is None else best
-    if not (prefers and objective is not None and objective < -reached):
-        monitor.bound(-upper, source)
 
 
 def _by_group(vectors: IntArray, group: IntArray) -> IntArray:

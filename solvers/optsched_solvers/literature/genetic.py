@@ -5,7 +5,6 @@ In equal time tabu search beats it clearly on orders, and the exact searches on 
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 from contextlib import contextmanager
@@ -375,7 +374,7 @@ class Options(Decoder):
 
 
 class GpuGenetic:
-    """Counts of GPUs on hosts, with as few domains of the preferred level as possible."""
+    """Counts of GPUs on hosts."""
 
     name, options, kinds = Genetic.name, Genetic.options, ("gpus",)
 
@@ -393,16 +392,8 @@ class GpuGenetic:
         if not load(monitor, "deap.tools"):
             return Result("unknown")
         vectors = CountVectors(problem)
-        stages, left = vectors.stages(), _left(limits)
-        if int(vectors.most.sum()) < problem.k:
-            return Result("unknown")
-        for parts, stage in zip(range(len(stages), 0, -1), stages, strict=True):
-            decoder = Counts(vectors, stage, monitor, limits.seed)
-            if parts > 1:
-                decoder.end = monitor.elapsed + monitor.remaining / parts
-            left -= evolve(decoder, limits, left // parts)
-            if decoder.found or monitor.should_stop():
-                break
+        if int(vectors.most.sum()) >= problem.k:
+            evolve(Counts(vectors, monitor, limits.seed), limits, _left(limits))
         return Result("unknown")
 
 
@@ -412,19 +403,13 @@ class Counts(Decoder):
     Vectors that break the policy live on, behind all that obey it.
     """
 
-    def __init__(self, vectors: CountVectors, stage: int, monitor: Monitor, seed: int) -> None:
+    def __init__(self, vectors: CountVectors, monitor: Monitor, seed: int) -> None:
         super().__init__(monitor, seed)
-        self.vectors, self.stage = vectors, stage
-        self.end = math.inf  # seconds of the monitor's clock
+        self.vectors = vectors
         self.limit: Genes = vectors.most.tolist()
         self.total = vectors.count()
         self.known: dict[tuple[int, ...], int] = {}
         self.best = 1
-
-    @property
-    def found(self) -> bool:
-        """Whether an individual obeys the policy and is measured."""
-        return self.best <= 0
 
     def first(self, size: int) -> list[Genes]:
         """Fewest hosts, most even, the start if there is one, and random vectors."""
@@ -475,12 +460,11 @@ class Counts(Decoder):
     def values(self, some: Sequence[Genes]) -> list[int]:
         """Minus the bandwidth, of all at once; positive where something is wrong."""
         new = list({tuple(one): None for one in some if tuple(one) not in self.known})
-        over = self.monitor.should_stop() or self.monitor.elapsed >= self.end
-        if over or (self.known and len(self.known) == self.total):
+        if self.monitor.should_stop() or (self.known and len(self.known) == self.total):
             return []
         if new:
             table = np.array(new, np.int64)
-            wrong = self.vectors.excess(table, self.stage)
+            wrong = self.vectors.excess(table)
             # not measured (-1) is wrong too, but nearer to right than what breaks the policy
             cost = np.where(wrong > 0, 1 + wrong, -self.vectors.values(table))
             self.known.update(zip(new, cost.tolist(), strict=True))
