@@ -24,7 +24,7 @@ from rolling_problems import awkward_array
 
 import optsched
 from optsched import JobArray
-from optsched.problems.jobarray.choice import choice_of, choosing
+from optsched.problems.jobarray.recompute import choice_of
 from optsched.solving.solver import support_by_name
 from optsched.testing.brute_force import TooLarge, best_makespan, best_period, machine_orders
 from optsched.testing.common import against
@@ -123,7 +123,8 @@ def best_recomputation(array: JobArray) -> int | None:
     """The least makespan or period over all choices of jobs that recompute."""
     best = best_cycle if array.objective_name == "period" else best_order
     found = [
-        best(choosing(array, choice)) for choice in product((False, True), repeat=array.n_jobs)
+        best(array.replace(recompute_mode=choice))
+        for choice in product((False, True), repeat=array.n_jobs)
     ]
     return min((value for value in found if value is not None), default=None)
 
@@ -200,7 +201,7 @@ def fault(problem: Any, run: Run, best: int | None) -> str:
         else:
             chosen = problem
             if getattr(problem, "chooses", False) and result.schedule is not None:
-                chosen = choosing(problem, choice_of(problem, result.schedule))
+                chosen = problem.replace(recompute_mode=choice_of(problem, result.schedule))
             against(chosen, result, best)
     except optsched.UnsupportedProblem:
         return ""

@@ -210,7 +210,7 @@ def listed(place: str, given: Any, what: str, count: int | None = None) -> list[
         raise InputError(f"{place}: expected {what}, got {format_value(given)}")
     found = list(given)
     if count is not None and len(found) != count:
-        raise InputError(f"{place}: expected {what} of length {count}, got {len(found)}")
+        raise InputError(f"{place}: expected {what} ({count} values), got {len(found)}")
     return found
 
 

@@ -70,15 +70,15 @@ class _Operations:
 
     def __init__(self, graph: Schedule) -> None:
         self.graph = graph
-        self.by_job: dict[int | None, list[int]] = {}
+        self.by_job: dict[int, list[int]] = {}
         for i, j in enumerate(graph.job.tolist()):
             self.by_job.setdefault(j, []).append(i)
-        self.jobs = {graph.job_name(j): j for j in self.by_job if j is not None}
+        self.jobs = {graph.job_name(j): j for j in self.by_job}
         self._names: dict[str, list[int]] = {}
 
-    def job(self, key: Any) -> int | None:
-        """Number of a job, given its name or number."""
-        return self.jobs.get(key) if isinstance(key, str) else key if is_integer(key) else None
+    def job(self, key: Any) -> int:
+        """Number of a job, given its name or number; -1 if there is none."""
+        return self.jobs.get(key, -1) if isinstance(key, str) else key if is_integer(key) else -1
 
     def index(self, place: str, key: Any) -> int:
         """Index of the operation that a key names."""
@@ -162,7 +162,7 @@ def _are_rows(graph: Schedule, starts: Any) -> bool:
 def _by_machine(operations: _Operations, rows: Sequence[Any]) -> dict[int, int]:
     """Starts by index; operations of a job on one machine are matched in their fixed order."""
     graph = operations.graph
-    free: dict[tuple[int | None, int], list[int]] = {}
+    free: dict[tuple[int, int], list[int]] = {}
     for i in range(graph.n_operations):
         for r in graph.op_resources[i].tolist():
             free.setdefault((int(graph.job[i]), r), []).append(i)

@@ -247,7 +247,7 @@ HOSTILE: list[tuple[str, Any, Any, str]] = [
     ("no name", TOY, {"machines": ["a", 3]}, r"machines\[1\]: expected a string, got 3"),
     ("names as text", TOY, {"machines": "ab"}, "machines: expected a list of names"),
     ("no machines", TOY, {"machines": []}, r"machines: expected 1\.\.\d+ names, got 0"),
-    ("release count", TOY, {"release": [1]}, "release: expected a list of length 2, got 1"),
+    ("release count", TOY, {"release": [1]}, r"release: expected a list \(2 values\), got 1"),
     ("release -1", TOY, {"release": [0, -1]}, r"release\[1\]: .*got -1"),
     ("release None", TOY, {"release": [0, None]}, r"release\[1\]: .*got None"),
     ("deadline float", TOY, {"deadline": [1.0, None]}, r"deadline\[0\]: .*got 1.0"),

@@ -272,7 +272,7 @@ def test_jobs_are_values() -> None:
 def test_changed_and_identity() -> None:
     """The hash depends on what is asked, not on the name; unknown fields are refused."""
     problem = plan()
-    assert problem.changed(name="x") == problem
+    assert problem.changed(name="x").sha256 == problem.sha256
     assert problem.changed(resolution=10) != problem
     assert problem.changed(budget=10, jobs=JOBS[:1]).nodes == ()
     with pytest.raises(InputError, match="no field 'x'"):

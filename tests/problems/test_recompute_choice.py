@@ -14,8 +14,7 @@ from random_shops import random_choice
 import optsched
 from optsched import JobArray, UnsupportedProblem, verify
 from optsched.errors import InputError
-from optsched.problems.jobarray.bounds import tradeoff
-from optsched.problems.jobarray.choice import bounds, settled, with_choice
+from optsched.problems.jobarray.recompute import settled, tradeoff, with_choice
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing import best_makespan
@@ -82,7 +81,7 @@ def test_bounds_hold_for_every_choice(objective: str) -> None:
     sharper = 0
     for seed in range(20):
         array = random_choice(Random(seed), jobs=3, micro_batches=2).with_objective(objective)
-        mine = bounds(array)
+        mine = array.bounds()
         share = mine.pop("tradeoff")
         sharper += share > max(mine.values())
         for choice in allowed(array):
@@ -108,7 +107,7 @@ def test_no_schedule_beats_the_tradeoff(objective: str) -> None:
             objective=objective, recompute_mode="choose",
         )  # fmt: skip
         array = array.subset([1, 2] if seed % 4 else [0, 1])
-        costs = tradeoff(array, *settled(array))
+        costs = tradeoff(array)
         values = []
         for choice in allowed(array):
             best = exact(array.graph(choice))
@@ -116,7 +115,7 @@ def test_no_schedule_beats_the_tradeoff(objective: str) -> None:
                 assert costs.bound(choice) <= best, (seed, choice)
                 values.append(best)
         assert array.lower_bound() <= min(values), seed
-        sharp += bounds(array)["tradeoff"] == array.lower_bound()
+        sharp += array.bounds()["tradeoff"] == array.lower_bound()
     assert sharp >= 2
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
-from optsched.io.values import did_you_mean, format_value, frozen, int_array, integer, label
+from optsched.io.values import frozen, int_array, integer, label, labels, listed
 from optsched.model.objectives import MAKESPAN, PERIOD, check_sums, goal_of
 
 if TYPE_CHECKING:
@@ -57,24 +57,11 @@ def refuse(bad: npt.NDArray[np.bool_], key: str, values: IntArray, rule: str) ->
     raise InputError(f"{where}: expected {rule}, got {values[tuple(at)]}")
 
 
-def names_of(
-    key: str, given: Sequence[str] | None, prefix: str | None, count: int
-) -> tuple[str, ...]:
-    """Distinct names ``prefix0, prefix1, ...`` unless given; without prefix "" and any names."""
+def names_of(key: str, given: Any, prefix: str, count: int) -> tuple[str, ...]:
+    """Check distinct names; default ``prefix0, prefix1, ...``."""
     if given is None:
-        return tuple("" if prefix is None else f"{prefix}{k}" for k in range(count))
-    names = tuple(list_of(key, given, "name each"))
-    if len(names) != count:
-        raise InputError(f"{key}: expected {count} names, got {len(names)}")
-    seen: dict[str, int] = {}
-    for k, text in enumerate(names):
-        label(f"{key}[{k}]", text)
-        if prefix is not None and text in seen:
-            raise InputError(
-                f"{key}[{k}]: {format_json(text)} is also the name of {key}[{seen[text]}]"
-            )
-        seen[text] = k
-    return names
+        return tuple(f"{prefix}{k}" for k in range(count))
+    return labels(key, given, count)
 
 
 def check_blocks(
@@ -116,36 +103,25 @@ def recompute_of(given: str | Sequence[bool], n_jobs: int) -> str | tuple[bool, 
     return tuple(bool(c) for c in chosen)
 
 
-def place_of(given: Sequence[Any] | None, micro_batches: IntArray, n_stages: int) -> Place:
-    """A device per stage, or per job, micro-batch and stage."""
+def place_of(given: Any, micro_batches: IntArray, n_stages: int) -> Place:
+    """Check a device per stage, or per job, micro-batch and stage."""
     if given is None:
         return tuple(range(n_stages))
-    rows = list_of("place", given, "device per stage")
+    rows = listed("place", given, "one device per stage")
     if not rows or isinstance(rows[0], (int, np.integer)):
         return row_of("place", rows, n_stages)
     nested = []
-    list_of("place", rows, "entry per job", len(micro_batches))
+    listed("place", rows, "one entry per job", len(micro_batches))
     for j, (job, count) in enumerate(zip(rows, micro_batches.tolist(), strict=True)):
-        given_rows = list_of(f"place[{j}]", job, "row per micro-batch", count)
-        nested.append(
-            tuple(row_of(f"place[{j}][{m}]", row, n_stages) for m, row in enumerate(given_rows))
-        )
+        given_rows = enumerate(listed(f"place[{j}]", job, "one row per micro-batch", count))
+        nested.append(tuple(row_of(f"place[{j}][{m}]", row, n_stages) for m, row in given_rows))
     return tuple(nested)
 
 
-def row_of(where: str, row: Sequence[Any], n_stages: int) -> tuple[int, ...]:
-    """One device per stage."""
-    devices = enumerate(list_of(where, row, "device per stage", n_stages))
+def row_of(where: str, row: Any, n_stages: int) -> tuple[int, ...]:
+    """Check one device per stage."""
+    devices = enumerate(listed(where, row, "one device per stage", n_stages))
     return tuple(integer(f"{where}[{v}]", device, 0, 1_000_000) for v, device in devices)
-
-
-def list_of(where: str, given: Any, what: str, count: int | None = None) -> list[Any]:
-    """A list, of so many elements if that is said."""
-    if isinstance(given, str) or not isinstance(given, (Sequence, np.ndarray)):
-        raise InputError(f"{where}: expected one {what}, got {format_value(given)}")
-    if count is not None and len(given) != count:
-        raise InputError(f"{where}: expected one {what} ({count}), got {len(given)}")
-    return list(given)
 
 
 def device_fields(
@@ -159,35 +135,31 @@ def device_fields(
     known = devices if devices is not None else servers
     key = "servers" if devices is None else "devices"
     capacity = 0 if memory is None else memory
-    count = used if known is None else len(list_of(key, known, "name each"))
+    count = used if known is None else len(listed(key, known, "a list of names"))
     if known is None and np.ndim(capacity) == 1:
         count = len(np.asarray(capacity))
     if used > count:
         raise InputError(f"place: device {used - 1} does not exist (there are {count})")
     return {
         "devices": names_of("devices", devices, "gpu", count),
-        "servers": names_of("servers", servers, None, count),
+        "servers": _servers(servers, count),
         "memory": table_of("memory", capacity, (count,)),
     }
 
 
+def _servers(given: Any, count: int) -> tuple[str, ...]:
+    if given is None:
+        return ("",) * count
+    names = listed("servers", given, "a list of names", count)
+    return tuple(label(f"servers[{d}]", name) for d, name in enumerate(names))
+
+
 def jobs_of(jobs: Sequence[int], n_jobs: int) -> list[int]:
-    """Numbers of one job or more."""
-    rows = list(jobs)
-    for j in rows:
-        integer("jobs", j, 0, n_jobs - 1)
+    """Check numbers of one job or more."""
+    rows = [integer("jobs", j, 0, n_jobs - 1) for j in jobs]
     if not rows:
         raise InputError("jobs: expected at least one job")
     return rows
-
-
-def refuse_unknown(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Refuse names that are none of the known ones, with the nearest of them."""
-    names = sorted(known)
-    for key in given:
-        if key not in names:
-            hint = did_you_mean(key, names) or f"; there are {', '.join(names)}"
-            raise InputError(f"{key}: {where} has no such field{hint}")
 
 
 _TIMES: Final = (

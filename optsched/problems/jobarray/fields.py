@@ -1,4 +1,4 @@
-"""The fields of a job array: ONE table of what they may be, from which all else follows."""
+"""The fields of a job array: one table of their kinds, defaults and ranges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
-from optsched.io.values import boolean, label, one_of
+from optsched.io.values import boolean, label, one_of, refuse_unknown
 from optsched.model.objectives import MAKESPAN, OBJECTIVES, PERIOD, goal_of
 from optsched.problems.jobarray.checks import (
     Place,
@@ -32,7 +32,6 @@ from optsched.problems.jobarray.checks import (
     names_of,
     place_of,
     recompute_of,
-    refuse_unknown,
     shape_of,
     table_of,
 )
@@ -46,7 +45,7 @@ Names = Sequence[str] | None
 
 
 class Field(NamedTuple):
-    """What an argument of `JobArray` is: for its check, its default, and its place in documents.
+    """Kind, default and range of an argument of `JobArray`.
 
     Tables have a value per job, per job and stage, or per job and cut between two stages.
     """
@@ -54,11 +53,11 @@ class Field(NamedTuple):
     kind: Literal["job", "stage", "cut", "option", "label"]
     default: Any = 0
     least: int = 0
-    words: tuple[str, ...] = ()
+    choices: tuple[str, ...] = ()
 
 
-def _word(kind: Literal["option", "label"], *words: str) -> Field:
-    return Field(kind, words[0], words=words)
+def _choice(kind: Literal["option", "label"], *choices: str) -> Field:
+    return Field(kind, choices[0], choices=choices)
 
 
 _STAGE: Final = Field("stage")
@@ -68,7 +67,7 @@ _NAMES: Final = Field("label", None)
 
 
 class Fields(TypedDict, total=False):
-    """What `JobArray` takes besides forward and backward times; explained there."""
+    """Arguments of `JobArray` besides forward and backward times."""
 
     micro_batches: Annotated[npt.ArrayLike, Field("job", 1, 1)]
     multiplicity: Annotated[npt.ArrayLike, Field("job", 1, 1)]
@@ -87,12 +86,12 @@ class Fields(TypedDict, total=False):
     recompute_workspace: Annotated[npt.ArrayLike, _STAGE]
     weight_memory: Annotated[npt.ArrayLike, _STAGE]
     state: Annotated[npt.ArrayLike, _STAGE]
-    objective: Annotated[str, _word("option", *OBJECTIVES, PERIOD)]
+    objective: Annotated[str, _choice("option", *OBJECTIVES, PERIOD)]
     recompute_mode: Annotated[str | Sequence[bool], Field("option", "never")]
     recompute_as_block: Annotated[bool, _FLAG]
-    update_mode: Annotated[str, _word("option", "fused", "block", "global", "none")]
+    update_mode: Annotated[str, _choice("option", "fused", "block", "global", "none")]
     update_blocks_gradient: Annotated[bool, _FLAG]
-    microbatch_order: Annotated[str, _word("option", "fixed", "free")]
+    microbatch_order: Annotated[str, _choice("option", "fixed", "free")]
     trailing_switch: Annotated[bool, _FLAG]
     place: Annotated[Sequence[Any] | None, _NAMES]
     memory: Annotated[npt.ArrayLike | None, _NAMES]
@@ -100,7 +99,7 @@ class Fields(TypedDict, total=False):
     servers: Annotated[Names, _NAMES]
     names: Annotated[Names, _NAMES]
     name: Annotated[str, Field("label", "")]
-    time_unit: Annotated[str, _word("label", "us", "ns", "ms", "s")]
+    time_unit: Annotated[str, _choice("label", "us", "ns", "ms", "s")]
 
 
 FIELDS: Final[dict[str, Field]] = {
@@ -120,7 +119,7 @@ def fields_of(*kinds: str) -> list[str]:
 
 
 class JobArrayFields:
-    """Checked fields that never change; `JobArray` explains them and says what they mean."""
+    """Checked, immutable fields; `JobArray` explains them."""
 
     forward: IntArray
     backward: IntArray
@@ -171,8 +170,8 @@ class JobArrayFields:
                 absent = key == "weight" and value is None
                 table = None if absent else table_of(key, value, shapes[field.kind], field.least)
                 checked[key] = table
-            elif field.words:
-                checked[key] = one_of(key, value, field.words)
+            elif field.choices:
+                checked[key] = one_of(key, value, field.choices)
             elif field.default is False:
                 checked[key] = boolean(key, value)
         check_blocks(checked["micro_batches"], shape[1])
@@ -253,7 +252,7 @@ class JobArrayFields:
         """Which jobs recompute; `InputError` for ``recompute_mode="choose"``."""
         if self.recompute_mode == "choose":
             raise InputError(
-                'recompute_mode is "choose": say graph(recompute=[...]), or replace it by '
+                'recompute_mode is "choose": give graph(recompute=[...]), or replace it by '
                 '"never", "always" or one bool per job'
             )
         if isinstance(self.recompute_mode, str):

@@ -5,16 +5,19 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from optsched.errors import InputError
-from optsched.io.values import int_array
+from optsched.io.values import int_array, refuse_unknown
 from optsched.model.objective_bounds import objective_bounds
 from optsched.model.objectives import PERIOD, objective_value
 from optsched.model.schedule import Csr, Problem
 from optsched.problems.jobarray import derived
 from optsched.problems.jobarray.bounds import period_bounds
-from optsched.problems.jobarray.checks import recompute_of, refuse_unknown
+from optsched.problems.jobarray.checks import recompute_of
 from optsched.problems.jobarray.fields import JobArrayFields, fields_of
 from optsched.problems.jobarray.graph import build, overflow_alone
+from optsched.problems.jobarray.recompute import choice_of, settled, tradeoff, with_choice
 from optsched.solving.solution import PeriodicOrders
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ class JobArray(JobArrayFields, Problem):
     micro_batches, multiplicity, release
         Per job, shape (K,): micro-batches M_j, iterations per cycle (period objective), release.
     batch_size
-        Samples of an iteration, shape (K,); 0 = not said (`with_epoch_multiplicity` needs it).
+        Samples of an iteration, shape (K,); 0 = unknown (`with_epoch_multiplicity` needs it).
     job_weight, due
         Weights and due dates of jobs for the objectives that count them, shape (K,).
     place
@@ -96,9 +99,9 @@ class JobArray(JobArrayFields, Problem):
 
     @property
     def job_names(self) -> tuple[str, ...]:
-        """Names of the jobs, if any has another one than ``job0``, ``job1``, ..."""
-        usual = all(name == f"job{j}" for j, name in enumerate(self.names))
-        return () if usual else self.names
+        """Names of the jobs; empty if they are ``job0``, ``job1``, ..."""
+        default = all(name == f"job{j}" for j, name in enumerate(self.names))
+        return () if default else self.names
 
     @property
     def problem_kind(self) -> str:  # type: ignore[override]
@@ -128,12 +131,12 @@ class JobArray(JobArrayFields, Problem):
         batch_sizes: Sequence[int] | None = None,
         **options: Any,
     ) -> JobArray:
-        """A job array of a measured profile, or of a model by an analytic cost model.
+        """Make a job array of a measured profile, or of a model by an analytic cost model.
 
         Parameters
         ----------
         model
-            An object whose method ``problem(**options)`` makes the array, such as a measured
+            An object with a method ``problem(**options)`` that makes the array, such as a measured
             `optsched.arraypipe.Profile`. Or, for the cost model of `optsched.pipelines.profiles`:
             ``"vgg19"``, ``"resnet152"``, ``"bert_large"``, ``"gpt2_xl"``, or a
             `optsched.pipelines.models.Model` of your own.
@@ -221,12 +224,12 @@ class JobArray(JobArrayFields, Problem):
         write_atomic(path, document.write(self))
 
     def with_objective(self, objective: str) -> JobArray:
-        """The same array with another objective."""
+        """Return the same array with another objective."""
         return self.replace(objective=objective)
 
     @classmethod
     def as_printed(cls, forward: npt.ArrayLike, backward: npt.ArrayLike, **fields: Any) -> JobArray:
-        """The array as the paper prints it: one micro-batch, fused updates, a trailing switch.
+        """Return the array as the paper prints it: defaults, and the switch after a last block.
 
         Its Eq. 7-9 taken literally let a GPU run two blocks at once; that is not offered.
 
@@ -236,24 +239,20 @@ class JobArray(JobArrayFields, Problem):
             Those of `JobArray`, but for ``weight``, ``micro_batches``, ``update_mode``,
             ``trailing_switch`` and ``objective``, which the paper settles.
         """
-        settled = {
-            "weight": None, "micro_batches": 1, "update_mode": "fused", "trailing_switch": True,
-            "objective": "makespan",
-        }  # fmt: skip
-        for key in settled:
+        for key in ("weight", "micro_batches", "update_mode", "trailing_switch", "objective"):
             if key in fields:
                 raise InputError(f"{key}: settled by the paper, use JobArray for another value")
-        return cls(forward, backward, **settled, **fields)  # type: ignore[arg-type]
+        return cls(forward, backward, trailing_switch=True, **fields)
 
     def with_epoch_multiplicity(
         self, samples: int | Sequence[int], max_copies: int = 64
     ) -> JobArray:
-        """The array with multiplicities in proportion to the jobs' iterations per epoch.
+        """Return the array with multiplicities in proportion to iterations per epoch.
 
         So all jobs see their data equally often: batch size 8 beside 32 gets 4 iterations a cycle
         beside 1. The smallest numbers are taken whose `epoch_error` is at most 1 %. Where
-        `max_copies` allows none, as for batch sizes 1 and 1000, the best that it allows are taken
-        without a word, however far off: ask `epoch_error` of the result.
+        `max_copies` allows none, as for batch sizes 1 and 1000, the best within it are taken,
+        however far off: compare `epoch_error` of the result.
 
         Parameters
         ----------
@@ -262,26 +261,18 @@ class JobArray(JobArrayFields, Problem):
         max_copies
             Most iterations of one job in a cycle; the graph grows with them. Allow at least the
             longest epoch over the shortest.
-
-        Raises
-        ------
-        InputError
-            A job's ``batch_size`` is not known, or the arguments are no such numbers.
         """
         return self.replace(multiplicity=derived.epoch_multiplicity(self, samples, max_copies))
 
     def epoch_error(self, samples: int | Sequence[int]) -> float:
-        """How unequally long epochs are: the longest, in cycles, over the shortest, minus 1.
+        """Return the longest epoch, in cycles, over the shortest, minus 1.
 
-        Parameters
-        ----------
-        samples
-            As in `with_epoch_multiplicity`.
+        `samples` is as in `with_epoch_multiplicity`.
         """
         return derived.epoch_error(self, samples)
 
     def graph(self, recompute: Sequence[bool] | None = None) -> Schedule:
-        """The disjunctive graph of one iteration of all jobs, or of one cycle.
+        """Return the disjunctive graph of one iteration of all jobs, or of one cycle.
 
         Operation ids are job-major and topological: per micro-batch F(0..V-1), then from stage V-1
         down [R,] B (or I, W); then per job U(0..V-1) and ``end``. A cycle has them once per copy of
@@ -291,21 +282,23 @@ class JobArray(JobArrayFields, Problem):
         Parameters
         ----------
         recompute
-            Which jobs recompute, if not as `recompute_mode` says.
+            Which jobs recompute, instead of `recompute_mode`.
         """
         if recompute is not None:
-            chosen = recompute_of(recompute, self.n_jobs)
-            return self.replace(recompute_mode=chosen).graph()
+            return self._choosing(recompute).graph()
         return self._graph
 
     @cached_property
     def _graph(self) -> Schedule:
-        return build(self, self.recomputes, cyclic=self.objective == "period")
+        return build(self, self.recomputes, cyclic=self.objective == PERIOD)
+
+    def _choosing(self, recompute: Sequence[bool]) -> JobArray:
+        return self.replace(recompute_mode=recompute_of(recompute, self.n_jobs))
 
     def evaluate_orders(
         self, sequences: Csr | Sequence[Sequence[int]], offsets: npt.ArrayLike | None = None
     ) -> int:
-        """The least value of the objective under given orders.
+        """Return the least value of the objective under given orders.
 
         Parameters
         ----------
@@ -319,7 +312,7 @@ class JobArray(JobArrayFields, Problem):
         CyclicOrder
             The orders contradict each other; ``.cycle`` lists the operations of one cycle.
         InputError
-            The orders are none of this array's operations.
+            The orders are not permutations of the operations of each device.
         """
         rows = sequences if isinstance(sequences, Csr) else Csr.of(sequences)
         if self.objective != PERIOD:
@@ -335,14 +328,12 @@ class JobArray(JobArrayFields, Problem):
         return cycle_time(self.graph(), rows, given).period
 
     def scheduled(self, answer: Csr | Orders | PeriodicOrders) -> Schedule:
-        """The schedule of a solution; of a cycle's orders and offsets the one of least period.
+        """Return the schedule of a solution; of orders and offsets the one of least period.
 
-        Where recomputation was to be chosen, ``provenance["recompute"]`` says which jobs do.
+        Where recomputation was to be chosen, ``provenance["recompute"]`` holds the choice.
         """
         if self.chooses:
-            from optsched.problems.jobarray import choice
-
-            return choice.scheduled(self, answer)  # type: ignore[arg-type]
+            return self._with_recompute(answer)
         if self.objective != PERIOD:
             return super().scheduled(answer)
         if not isinstance(answer, PeriodicOrders):
@@ -351,26 +342,29 @@ class JobArray(JobArrayFields, Problem):
 
         return rolling(self.graph(), answer.sequences, answer.offset)
 
-    def answer(self, schedule: Schedule) -> Csr | Orders | PeriodicOrders:
-        """The inverse of `scheduled`; see `Problem.answer`."""
-        if self.chooses:
-            from optsched.problems.jobarray import choice
+    def _with_recompute(self, answer: Csr | Orders | PeriodicOrders) -> Schedule:
+        """The schedule of a solution that holds a choice."""
+        chosen = getattr(answer, "recompute", None)
+        if chosen is None or len(chosen) != self.n_jobs:
+            raise InputError(f"recompute: expected {self.n_jobs} times true or false, got {chosen}")
+        orders = answer if isinstance(answer, PeriodicOrders) else answer.sequences  # type: ignore[union-attr]
+        found = self._choosing(chosen).scheduled(orders)
+        assert found.sequences is not None and found.start is not None
+        provenance = {**found.provenance, "recompute": list(map(bool, chosen))}
+        return found.with_orders(found.sequences, found.start, found.objective, provenance)
 
-            recompute = choice.choice_of(self, schedule)
-            made = choice.choosing(self, recompute).answer(schedule)
-            return choice.with_choice(made, recompute)  # type: ignore[arg-type]
+    def answer(self, schedule: Schedule) -> Csr | Orders | PeriodicOrders:
+        """Return the solution of a schedule, the inverse of `scheduled`; see `Problem.answer`."""
+        if self.chooses:
+            recompute = choice_of(self, schedule)
+            return with_choice(self._choosing(recompute).answer(schedule), recompute)  # type: ignore[arg-type]
         sequences: Csr = super().answer(schedule)
-        if self.objective != PERIOD:
-            return sequences
-        return PeriodicOrders(sequences, schedule.offset)
+        return PeriodicOrders(sequences, schedule.offset) if self.objective == PERIOD else sequences
 
     def evaluate(self, schedule: Schedule) -> int:
-        """Objective value of a schedule of this very array; see `Problem.evaluate`."""
+        """Return the objective value of a schedule of this array; see `Problem.evaluate`."""
         if self.chooses:
-            from optsched.problems.jobarray import choice
-
-            recompute = choice.choice_of(self, schedule)
-            return choice.choosing(self, recompute).evaluate(schedule)
+            return self._choosing(choice_of(self, schedule)).evaluate(schedule)
         if self.objective != PERIOD:
             return super().evaluate(schedule)
         self.check_same_graph(schedule)
@@ -380,44 +374,58 @@ class JobArray(JobArrayFields, Problem):
         return schedule.period
 
     def check_same_graph(self, schedule: Schedule) -> None:
-        """Refuse a schedule of another array, or one that does not repeat this one's cycle."""
-        from optsched.problems.jobarray import choice
-
-        rolls = self.objective == "period"
+        """Refuse a schedule of another array, or one without a period if this one repeats."""
+        rolls = self.objective == PERIOD
         if rolls and schedule.period is None:
             raise InputError("has no period: it is no schedule of a rolling array")
         if not rolls and schedule.period is not None:
             raise InputError('has a period: it is a schedule of the array with objective="period"')
-        graph = self.graph(choice.choice_of(self, schedule) if self.chooses else None)
+        graph = self.graph(choice_of(self, schedule) if self.chooses else None)
         if not (graph.same_cycle(schedule) if rolls else graph.same_graph(schedule)):
             raise self.other_instance(schedule, graph)
 
     def bounds(self) -> dict[str, int]:
-        """All lower bounds of the objective, by name.
+        """Return all lower bounds of the objective, by name.
 
         Of one iteration those of `optsched.model.objective_bounds`; of the period those of
         `optsched.problems.jobarray.bounds.period_bounds`. Where recomputation is to be chosen they
-        hold for every choice, and ``tradeoff`` (`optsched.problems.jobarray.bounds`) may be
-        another.
+        hold for every choice, see `optsched.problems.jobarray.recompute`.
         """
         if self.chooses:
-            from optsched.problems.jobarray import choice
-
-            return choice.bounds(self)
+            return self._bounds_of_choices()
         if self.objective != PERIOD:
             return objective_bounds(self)
         return period_bounds(self, self.recomputes)
 
+    def _bounds_of_choices(self) -> dict[str, int]:
+        """Bounds that hold for every choice which jobs recompute.
+
+        Of one job those of the better choice. Of several those of the array in which recomputation
+        takes neither time nor memory where it is open: a schedule of any choice, with its blocks
+        cut shorter, is one of that array. And ``tradeoff``, of all choices at once.
+        """
+        always, never = settled(self)
+        if self.n_jobs == 1:
+            open_choices = [c for c in (False, True) if not (never if c else always)[0]]
+            found = [self._choosing([choice]).bounds() for choice in open_choices or [False]]
+            return min(found, key=lambda bounds: max(bounds.values()))
+        least = np.minimum(self.activation, self.checkpoint)
+        least = np.where((always | never)[:, None], self.activation, least)
+        relaxed = self.replace(recompute_mode=always.tolist(), activation=least).bounds()
+        if self.memory.any():
+            relaxed["tradeoff"] = int(np.ceil(tradeoff(self).relaxed()[0]))
+        return relaxed
+
     def describe(self, objective: int) -> str:
-        """An objective as people read it, with its unit."""
+        """Format an objective value with its unit."""
         return f"{objective} {self.time_unit}"
 
     def lower_bound(self) -> int:
-        """The best of `bounds`."""
+        """Return the best of `bounds`."""
         return max(self.bounds().values())
 
     def infeasibility(self) -> str:
-        """The first job that cannot run even alone: which device it overflows, by how much.
+        """Return the first job that cannot run even alone, and the device that it overflows.
 
         With ``recompute_mode="choose"``: alone neither with nor without recomputation.
         """

@@ -65,7 +65,7 @@ def deadlines(given: Any, n_jobs: int) -> IntArray:
 
 def check_total(duration: IntArray, release: IntArray) -> int:
     """Refuse times that could overflow, so that no kernel needs a check; returns their sum."""
-    total = sum(duration.tolist()) + int(release.max(initial=0))
+    total: int = sum(duration.tolist()) + int(release.max(initial=0))
     if total > MAX_INTEGER:
         raise InputError(f"jobs: durations and the latest release add up to {total}, above 2^53")
     return total

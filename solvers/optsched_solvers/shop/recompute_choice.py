@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from optsched.errors import InternalError
-from optsched.problems.jobarray.bounds import tradeoff
-from optsched.problems.jobarray.choice import choosing, settled, with_choice
 from optsched.problems.jobarray.problem import JobArray
+from optsched.problems.jobarray.recompute import tradeoff, with_choice
 from optsched.solving.incumbent import PROBLEM
 from optsched.solving.result import Result
 from optsched_solvers._portfolio import SubSearch
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from optsched.model.schedule import Problem
-    from optsched.problems.jobarray.bounds import Tradeoff
+    from optsched.problems.jobarray.recompute import Tradeoff
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
     from optsched.solving.solver import Solver
@@ -88,7 +87,7 @@ def solve(
 def simplest(problem: Problem) -> JobArray:
     """Return the array in which no job recomputes."""
     assert isinstance(problem, JobArray)
-    return choosing(problem, [False] * problem.n_jobs)
+    return problem.replace(recompute_mode=[False] * problem.n_jobs)
 
 
 class _Tried(NamedTuple):
@@ -105,9 +104,10 @@ class _Search:
     ) -> None:
         self.engine, self.quick, self.array = engine, quick, array
         self.limits, self.monitor = limits, monitor
-        always, never = settled(array)
-        self.tradeoff = tradeoff(array, always, never)
-        self.extremes = tuple(always.tolist()), tuple((~never).tolist())
+        self.tradeoff = tradeoff(array)
+        self.extremes = (
+            tuple(self.tradeoff.always.tolist()), tuple((~self.tradeoff.never).tolist()),
+        )  # fmt: skip
         self.tried: dict[Choice, _Tried] = {}
         self.seen: set[Choice] = set()
         self.bounds: dict[Choice, int] = {}  # of all that are feasible among them
@@ -116,7 +116,7 @@ class _Search:
     def run(self) -> None:
         """Compare candidates, then search the best; again while time remains."""
         for choice in self.extremes:
-            array = choosing(self.array, choice)
+            array = self.array.replace(recompute_mode=choice)
             if not array.infeasibility():
                 monitor = _Chosen(self.monitor, choice, self.limits)
                 hand_made.offer_first(array, self.limits, monitor)
@@ -182,7 +182,7 @@ class _Search:
         return value is not None and self.bounds[choice] >= value
 
     def _all_seen(self) -> bool:
-        is_settled = self.tradeoff.must | self.tradeoff.never
+        is_settled = self.tradeoff.always | self.tradeoff.never
         return len(self.seen) >= int(2 ** is_settled.tolist().count(False))
 
     def _packing(self) -> float:
@@ -208,7 +208,7 @@ class _Search:
         """Whether the choice is feasible, and may be better than the best known one."""
         if choice not in self.seen:
             self.seen.add(choice)
-            if not choosing(self.array, choice).infeasibility():
+            if not self.array.replace(recompute_mode=choice).infeasibility():
                 self.bounds[choice] = self.tradeoff.bound(choice)
         return choice in self.bounds and not self._is_ruled_out(choice)
 
@@ -223,7 +223,7 @@ class _Search:
         self, engine: Solver, choice: Choice, iterations: int | None, share: float
     ) -> int | None:
         """The best objective that an engine finds for a choice."""
-        array = choosing(self.array, choice)
+        array = self.array.replace(recompute_mode=choice)
         seconds: float | None = self.monitor.remaining * share
         if seconds == float("inf"):
             seconds = None if iterations is not None or share == 1 else UNHURRIED
@@ -280,11 +280,11 @@ def first_candidates(costs: Tradeoff, extremes: tuple[Choice, Choice]) -> Iterat
     for packing in PACKING:
         yield rounded(costs, packing)
     yield from sorted(extremes, key=costs.bound)[1:]
-    n = len(costs.must)
+    n = len(costs.always)
     if n <= ALL_OF:
         for choice in product((False, True), repeat=n):
             flags = np.array(choice)
-            if not (costs.must & ~flags).any() and not (costs.never & flags).any():
+            if not (costs.always & ~flags).any() and not (costs.never & flags).any():
                 yield choice
 
 
@@ -292,8 +292,8 @@ def rounded(costs: Tradeoff, packing: float) -> Choice:
     """Round the relaxation: jobs of the largest shares recompute, in the best number."""
     shares = costs.relaxed(packing)[1]
     order = np.argsort(-shares, kind="stable")
-    order = order[~(costs.must | costs.never)[order]]
-    choice = costs.must.copy()
+    order = order[~(costs.always | costs.never)[order]]
+    choice = costs.always.copy()
     best = choice.copy()
     for j in order.tolist():
         choice[j] = True
@@ -306,7 +306,7 @@ def _changed(best: Choice, costs: Tradeoff) -> Iterator[Choice]:
     """Choices with one job changed, or two exchanged, the most fractional jobs first."""
     choice = np.array(best)
     doubt = np.argsort(np.abs(costs.relaxed()[1] - 0.5), kind="stable")
-    doubt = doubt[~(costs.must | costs.never)[doubt]]
+    doubt = doubt[~(costs.always | costs.never)[doubt]]
     into, out = doubt[~choice[doubt]].tolist(), doubt[choice[doubt]].tolist()
     for jobs in ((j,) for j in into[:CHANGED] + out[:CHANGED]):
         yield _flipped(best, jobs)
