@@ -28,7 +28,7 @@ from optsched.problems.jobarray.recompute import choice_of
 from optsched.solving.solver import support_by_name
 from optsched.testing.brute_force import TooLarge, best_makespan, best_period, machine_orders
 from optsched.testing.common import against
-from optsched.testing.random_problems import random_array, random_graph, random_rolling
+from optsched.testing.random_problems import random_array, random_graph, random_rolling, with_goal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,7 +102,7 @@ class Kind(NamedTuple):
 
 
 def best_order(problem: Problem) -> int | None:
-    """The least makespan."""
+    """The least makespan, or objective of jobs."""
     graph = problem.graph()
     if graph.n_operations > 16 or max(map(len, graph.users.to_lists()), default=0) > 8:
         raise TooLarge
@@ -169,10 +169,20 @@ def choosing_of(rng: Random) -> JobArray:
     return array.with_objective("period") if rng.random() < 0.3 else array
 
 
+def any_goal(draw: Callable[[Random], Any]) -> Callable[[Random], Any]:
+    """A third of the problems with an objective that counts the ends of single jobs."""
+
+    def drawn(rng: Random) -> Any:
+        problem = draw(rng)
+        return with_goal(rng, problem) if rng.random() < 1 / 3 else problem
+
+    return drawn
+
+
 KINDS = {
-    "shop": Kind(random_shop, best_order, ORDER_RUNS),
-    "graph": Kind(random_graph, best_order, ORDER_RUNS),
-    "array": Kind(array_of, best_order, ORDER_RUNS),
+    "shop": Kind(any_goal(random_shop), best_order, ORDER_RUNS),
+    "graph": Kind(any_goal(random_graph), best_order, ORDER_RUNS),
+    "array": Kind(any_goal(array_of), best_order, ORDER_RUNS),
     "period": Kind(rolling_of, best_cycle, ORDER_RUNS),
     "recompute": Kind(choosing_of, best_recomputation, ORDER_RUNS),
     "quota": Kind(random_plan, best_quota, QUOTA_RUNS),

@@ -10,6 +10,7 @@ import numpy as np
 from optsched.analysis.links import tight_links
 from optsched.errors import InputError
 from optsched.model.cycles import cycle_of
+from optsched.model.objectives import decisive
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 def critical_path(schedule: Schedule) -> list[int]:
     """Operations in order of time, each of which starts when the one before it allows.
 
-    Follows *tight* links backwards from an operation that ends last: an arc with a head that starts
+    Follows *tight* links backwards from an operation that ends last (under the maximum lateness: of
+    the latest job): an arc with a head that starts
     exactly at ``end[tail] + lag``, or neighbours on a resource of which the second starts exactly
     at the end of the first plus the setup (Pinedo, Scheduling, 7.1). Starts need not be
     semi-active, nor feasible.
@@ -26,7 +28,7 @@ def critical_path(schedule: Schedule) -> list[int]:
     Returns
     -------
     list[int]
-        Operation ids; the last one ends at the makespan. The first starts at time 0 if such a
+        Operation ids; the last one decides the objective. The first starts at time 0 if such a
         chain exists, else at its release, else after a gap that the document does not explain
         (measured histories have them). Of a periodic schedule: the operations of one cycle of
         tight links. If there is none, the period is longer than its orders need: the cycle that
@@ -47,8 +49,7 @@ def critical_path(schedule: Schedule) -> list[int]:
         return cycle_of(links.tail, links.head) or _slack_cycle(schedule)
     bounds = np.searchsorted(links.head, np.arange(schedule.n_operations + 1)).tolist()
     before = [links.tail[a:b].tolist() for a, b in itertools.pairwise(bounds)]
-    end = schedule.end
-    last = np.flatnonzero(end == end.max()).tolist()
+    last = decisive(schedule, schedule.end).tolist()
     return _chain(before, last, schedule.start.tolist(), schedule.release.tolist())
 
 

@@ -15,6 +15,7 @@ from optsched.analysis.links import links, tight_links
 from optsched.analysis.occupancy import horizon, peak_memory, setup_times
 from optsched.errors import InputError
 from optsched.model.graph import describe
+from optsched.model.objectives import job_ends, objective_name, objective_value, per_job
 from optsched.solving.progress import relative_gap
 
 if TYPE_CHECKING:
@@ -53,15 +54,24 @@ class CriticalStep:
     reason: str
 
 
+class Completion(NamedTuple):
+    """Completion time of one job, with the weight or the due date that the objective counts."""
+
+    name: str
+    end: int
+    counted: int
+
+
 @dataclass(frozen=True)
 class Report:
     """Summary of a schedule.
 
     ``span`` is the makespan, or the period; shares relate to it. ``objective``, ``lower_bound`` and
-    ``status`` are claims of the document (default of the value: the span); ``gap`` is
+    ``status`` are claims of the document (default of the value: that of the starts); ``gap`` is
     ``objective / lower_bound - 1``, None without a positive bound; ``solver`` is "" if unknown.
     ``throughput`` is the iterations of all jobs per second, and ``iterations`` has one row per job;
-    None and () unless it is a job array. ``path_is_complete``: the critical path leads from time
+    None and () unless it is a job array. ``completions`` has one row per job if the objective
+    counts the ends of jobs, else (). ``path_is_complete``: the critical path leads from time
     0 or a release to the end, or all the way round a period. ``least_period`` is the length of the
     critical cycle, rounded up: where it is below the period, the same orders could repeat faster.
     """
@@ -81,6 +91,7 @@ class Report:
     throughput: float | None
     resources: tuple[ResourceReport, ...]
     iterations: tuple[JobReport, ...]
+    completions: tuple[Completion, ...]
     critical_path: tuple[CriticalStep, ...]
     path_is_complete: bool
     least_period: int | None
@@ -98,7 +109,9 @@ def report(schedule: Schedule) -> Report:
         raise InputError("this graph is not scheduled: there is nothing to report; solve it first")
     span = horizon(schedule)
     claim = schedule.objective
-    value = span if claim is None or claim.value is None else claim.value
+    value = None if claim is None else claim.value
+    if value is None:
+        value = schedule.period or objective_value(schedule, schedule.end)
     bound = None if claim is None else claim.lower_bound
     path = critical_path(schedule)
     least = _least_period(schedule, path)
@@ -112,7 +125,7 @@ def report(schedule: Schedule) -> Report:
         jobs=len(np.unique(schedule.job)),
         period=schedule.period,
         span=span,
-        objective_name=claim.name if claim else "makespan" if schedule.period is None else "period",
+        objective_name=claim.name if claim else objective_name(schedule),
         objective=value,
         lower_bound=bound,
         gap=relative_gap(value, bound),
@@ -124,9 +137,19 @@ def report(schedule: Schedule) -> Report:
             for r, setup in enumerate(setup_times(schedule).tolist())
         ),
         iterations=iterations,
+        completions=_completions(schedule),
         critical_path=_steps(schedule, path, chain),
         path_is_complete=_is_complete(schedule, path),
         least_period=least,
+    )
+
+
+def _completions(schedule: Schedule) -> tuple[Completion, ...]:
+    if schedule.goal is None:
+        return ()
+    ends, counted = job_ends(schedule, schedule.end).tolist(), per_job(schedule)
+    return tuple(
+        Completion(schedule.job_name(j), end, counted[j]) for j, end in enumerate(ends) if end >= 0
     )
 
 

@@ -33,7 +33,9 @@ InstanceFile = Annotated[Path, argument("Instance: JSON, job-shop text, or a nam
 ScheduleFile = Annotated[Path, argument("A *.schedule.json document.")]
 Output = Annotated[Path, option("Write it here.", "-o", "--output")]
 OptionalOutput = Annotated[Path | None, option("Write it here.", "-o", "--output")]
-Objective = Annotated[str | None, option("Of a job array: makespan or period.")]
+Objective = Annotated[
+    str | None, option("makespan, total_weighted_completion, maximum_lateness or period.")
+]
 TimeLimit = Annotated[
     float | None, option("Seconds [default: 10 without any limit].", "--time-limit", "--time")
 ]
@@ -123,7 +125,7 @@ def quantity(text: str, units: Mapping[str, int]) -> float | None:
 
 
 def with_objective(problem: Any, objective: str | None) -> Any:
-    """Return the problem, a job array with the named objective.
+    """Return the problem, a job shop or a job array with the named objective.
 
     Raises
     ------
@@ -131,11 +133,12 @@ def with_objective(problem: Any, objective: str | None) -> Any:
         The problem has one objective only, or not this one.
     """
     from optsched.problems.jobarray.problem import JobArray
+    from optsched.problems.jobshop.problem import JobShop
 
     if objective is None:
         return problem
-    if not isinstance(problem, JobArray):
-        raise InputError("objective: only job arrays have a choice (makespan or period)")
+    if not isinstance(problem, (JobArray, JobShop)):
+        raise InputError("objective: only job shops and job arrays have a choice")
     return problem.with_objective(objective)
 
 

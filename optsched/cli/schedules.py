@@ -23,6 +23,7 @@ from optsched.formats import perfetto
 from optsched.formats.read_problem import read_problem
 from optsched.io.files import check_outputs
 from optsched.io.text import one_line
+from optsched.model.objectives import objective_name, objective_value
 from optsched.model.schedule import Schedule
 from optsched.problems.jobshop import published
 
@@ -130,8 +131,8 @@ def _verdict(schedule: Schedule, violations: int, instance: Path | None) -> str:
     if violations:
         wrong = "not consistent" if instance is None else f"does not solve {instance}"
         return f"{wrong}, {violations} violation{'s' * (violations > 1)}"
-    kind = "period" if schedule.period is not None else "makespan"
-    value = schedule.period if schedule.period is not None else schedule.makespan
+    kind = objective_name(schedule)
+    value = schedule.period or objective_value(schedule, schedule.end)
     right = "consistent" if instance is None else f"solves {instance}"
     unknown = " (instance not given: --problem FILE)" if instance is None else ""
     return (

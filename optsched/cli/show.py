@@ -13,6 +13,7 @@ from optsched.cli.options import ScheduleFile  # noqa: TC001 (typer reads the an
 from optsched.cli.schedules import scheduled
 from optsched.cli.tables import display, table
 from optsched.io.text import bytes_text, one_line, readable_unit, share_text, time_in, time_text
+from optsched.model.objectives import LATENESS
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -46,7 +47,25 @@ def render(report: Report) -> Group:
             last = rows[_MOST_JOBS - 1][1].job
             parts.append(Text(f"… and the jobs after {last}", style="dim"))
         parts.append("")
+    if report.completions:
+        parts += [_completions(report), ""]
     return Group(*parts, *_path(report))
+
+
+def _completions(report: Report) -> Table:
+    """Return the ends of jobs, those first that count most."""
+    unit = readable_unit(report.time_unit, report.span)
+    late = report.objective_name == LATENESS
+    heads = ["job", "end", *(["due", "lateness"] if late else ["weight", "weight x end"])]
+    rows: list[list[str | Text]] = []
+    counts = [
+        job.end - job.counted if late else job.end * job.counted for job in report.completions
+    ]
+    for count, job in sorted(zip(counts, report.completions, strict=True), reverse=True):
+        counted = time_in(unit, job.counted) if late else str(job.counted)
+        name = Text(one_line(job.name, 40))
+        rows.append([name, time_in(unit, job.end), counted, time_in(unit, count)])
+    return table(heads, rows[:_MOST_JOBS])
 
 
 def _headline(report: Report) -> Text:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from optsched.solving.result import Result
 
 
+_BY_ORDERS = ("jobshop", "jobarray", "periodic")
 _HISTORY = ("objective", "lower_bound", "event", "source")
 
 
@@ -64,7 +65,7 @@ def solve(
     if as_json:
         print(json.dumps(_summary(problem, file, result)))
     elif not quiet:
-        facts(_rows(problem, file, result, output))
+        facts(_rows(problem, file, result, output), max(12, len(problem.objective_name) + 2))
     if result.schedule is None and result.interrupted:
         raise KeyboardInterrupt
     if result.schedule is None:
@@ -87,14 +88,14 @@ def bound(
     summary: dict[str, Any] = {
         "instance": problem.name or file.name,
         "bounds": found,
-        "lower_bound": None if reason else max(found.values(), default=0),
+        "lower_bound": None if reason else max(found.values()),
         "seconds": round(perf_counter() - begin, 6),
         **({"reason": reason} if reason else {}),
     }
     if as_json:
         print(json.dumps(summary))
     else:
-        orders = problem.problem_kind in ("jobshop", "jobarray", "periodic")
+        orders = problem.problem_kind in _BY_ORDERS
         best = {} if reason else {"lower bound" if orders else "bound": summary["lower_bound"]}
         values = [(name, problem.describe(value)) for name, value in {**found, **best}.items()]
         facts([("instance", summary["instance"]), ("infeasible", reason or None), *values], 18)
@@ -108,14 +109,16 @@ def named_bounds(problem: Problem) -> dict[str, int]:
         return {"best pattern": problem.lower_bound()}
     if problem.problem_kind == "quota":
         return {"hull or level": problem.lower_bound()}
-    from optsched.model.bounds import makespan_bounds
+    from optsched.model.objective_bounds import objective_bounds
+    from optsched.model.objectives import LATENESS, MAKESPAN, as_makespan
     from optsched_solvers.shop.proof.one_machine import one_machine_bound
 
     bounds = getattr(problem, "bounds", None)
-    found = dict(bounds()) if bounds is not None else makespan_bounds(problem.graph())
-    if problem.objective_name == "period":
+    found = dict(bounds()) if bounds is not None else objective_bounds(problem)
+    if problem.objective_name not in (MAKESPAN, LATENESS):
         return found
-    return {**found, "carlier": one_machine_bound(problem.graph())}
+    reduced, shift = as_makespan(problem)
+    return {**found, "carlier": one_machine_bound(reduced.graph()) - shift}
 
 
 def solvers(
@@ -185,7 +188,7 @@ def _rows(
         ("instance", problem.name or file.name),
         ("solver", result.solver),
         (problem.objective_name, described(result.objective)),
-        ("lower bound" if problem.objective_name == "makespan" else "bound",
+        ("lower bound" if problem.problem_kind in _BY_ORDERS else "bound",
          described(result.lower_bound)),
         *_chosen(problem, result).items(),
         *(("assumed", text) for text in getattr(getattr(problem, "model", None), "assumed", ())),

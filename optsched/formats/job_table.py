@@ -28,7 +28,7 @@ from optsched.io.values import (
 )
 from optsched.problems.jobarray.fields import FIELDS, fields_of
 from optsched.problems.jobarray.problem import JobArray
-from optsched.problems.jobshop.problem import JobShop, ShopFields
+from optsched.problems.jobshop.problem import JobShop
 
 _HEADER: Final = re.compile(r"(.+?)(?:_?([0-9]{1,6}))?(?:_(ns|us|ms|s))?")
 _NUMBER: Final = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,3})?")
@@ -297,7 +297,7 @@ def _filled(
 
 
 def _job_shop(table: _Table, given: Mapping[str, Any]) -> JobShop:
-    windows = [key for key in ("release", "deadline", "due") if key in ShopFields.__annotations__]
+    windows = ["release", "deadline", "due", "job_weight"]
     table.check(_SHOP, [*_SHOP, "step", *windows])
     jobs, columns = table.jobs(), table.plain
     labels = [table.name(r, columns["machine"]) for r in range(len(table.places))]
@@ -312,8 +312,9 @@ def _job_shop(table: _Table, given: Mapping[str, Any]) -> JobShop:
             rows = [steps[step] for step in sorted(steps)]
         chains.append([(number[labels[r]], table.required(r, columns["duration"])) for r in rows])
     fields: dict[str, Any] = {key: table.per_job(key, jobs) for key in windows if key in columns}
-    if "release" in fields:
-        fields["release"] = [value or 0 for value in fields["release"]]
+    for key, default in (("release", 0), ("due", 0), ("job_weight", 1)):
+        if key in fields:
+            fields[key] = [default if value is None else value for value in fields[key]]
     if not numbered:
         fields["machines"] = list(number)
     return JobShop(chains, **table.joined({"names": list(jobs), **fields}, given))

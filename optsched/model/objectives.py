@@ -106,6 +106,14 @@ def objective_value(graph: Schedule, end: IntArray) -> int:
     return max(last - due for last, due in pairs if last >= 0)
 
 
+def decisive(graph: Schedule, end: IntArray) -> IntArray:
+    """Operations that end last, or those with which the job of the maximum lateness ends."""
+    if graph.goal is None or graph.goal.objective != LATENESS:
+        return np.flatnonzero(end == end.max())
+    late = end - np.array(graph.goal.due)[graph.job]
+    return np.flatnonzero(late == late.max())
+
+
 def per_job(graph: Schedule) -> tuple[int, ...]:
     """Of every job the weight, or the due date, that the goal of a graph counts."""
     goal = graph.goal

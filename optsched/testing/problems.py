@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from optsched.model.objectives import LATENESS, TOTAL
 from optsched.model.schedule import Arcs, Csr, Resource, Schedule
 from optsched.problems.jobarray.problem import JobArray
 from optsched.problems.jobshop.problem import JobShop
@@ -15,7 +16,7 @@ from optsched.problems.quota.job import QuotaJob
 from optsched.problems.quota.problem import QuotaPlan
 from optsched.testing.gpu_placements import random_placement, tiny_placements
 from optsched.testing.quota_plans import tiny_plans
-from optsched.testing.random_problems import random_graph, random_rolling
+from optsched.testing.random_problems import random_graph, random_rolling, with_goal
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Problem
@@ -49,7 +50,7 @@ def tiny_problems() -> list[Problem]:
                  name="split backward"),
         JobArray(blocks, blocks, recompute=1, recompute_mode="always", checkpoint=1,
                  recompute_workspace=2, memory=4, name="recomputation"),
-        *_tiny_rolling(), *tiny_placements(GPUS), *tiny_plans(QUOTAS),
+        *_tiny_goals(), *_tiny_rolling(), *tiny_placements(GPUS), *tiny_plans(QUOTAS),
     ]  # fmt: skip
 
 
@@ -80,6 +81,26 @@ def degenerate_problems() -> list[Problem]:
                  op_resources=Csr.of([[0]] * 3), family=np.array([0, 1, 2]),
                  setup_out=np.array([20, 0, 0]), setup_in=np.array([0, 0, 9]),
                  name="setups that are not triangular"),
+    ]  # fmt: skip
+
+
+def _tiny_goals() -> list[Problem]:
+    """The objectives that count the ends of single jobs."""
+    chains = [[(0, 3), (1, 2), (2, 2)], [(0, 2), (2, 1), (1, 4)], [(1, 4), (2, 3)]]
+    blocks = [[2, 3], [4, 1]]
+    single = [[(0, p)] for p in (4, 2, 6, 3, 5)]
+    late, total = {"objective": LATENESS}, {"objective": TOTAL}
+    return [
+        JobShop(chains, **late, due=[9, 30, 4], name="3x3, lateness"),
+        JobShop(chains, **late, due=[20, 31, 40], name="3x3, all early"),
+        JobShop(chains, **total, name="3x3, total completion"),
+        JobShop(chains, **total, job_weight=[3, 0, 7], release=[0, 2, 1], name="3x3, weighted"),
+        JobShop(single, **total, job_weight=[1, 2, 3, 4, 5], release=[0, 13, 2, 9, 3],
+                name="one machine with releases, weighted"),
+        JobShop(single, **late, due=[5, 5, 5, 5, 5], name="one machine, lateness"),
+        JobArray(blocks, [[3, 4], [2, 2]], **late, due=[7, 20], switch=3, name="array, lateness"),
+        JobArray(blocks, blocks, **total, job_weight=[1, 4], activation=5, memory=5,
+                 name="room for one, weighted"),
     ]  # fmt: skip
 
 
@@ -117,7 +138,8 @@ def random_problems(seed: int = 0) -> list[Problem]:
         while array.n_operations > 8:  # a minute of brute force
             array = random_rolling(rng)
         found.append(array.replace(name=f"random rolling {k}"))
-        found.append(replace(random_graph(rng), name=f"random {k}"))
+        graph = random_graph(rng)
+        found.append(replace(with_goal(rng, graph) if k % 2 else graph, name=f"random {k}"))
     return found
 
 
@@ -150,6 +172,8 @@ def small_problems(seed: int = 0) -> list[Problem]:
     ]
     return [
         JobShop(shop, name="8x6"),
+        JobShop(shop, objective=LATENESS, due=[70, 80, 90, 60] * 2, name="8x6, lateness"),
+        JobShop(shop, objective=TOTAL, job_weight=[1, 2, 3, 4] * 2, name="8x6, weighted"),
         JobArray(table(10, 4), table(10, 4), name="10 jobs"),
         JobArray(table(6, 3), table(6, 3), **mixed, name="6 jobs with everything"),
         JobArray(table(5, 3), table(5, 3), **mixed, objective="period",

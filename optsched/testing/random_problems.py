@@ -5,11 +5,13 @@ Hypothesis draws from them through ``st.randoms()``; the deep runs through seeds
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.model.schedule import NO_DEADLINE, Arcs, Csr, Resource, Schedule
+from optsched.model.objectives import LATENESS, TOTAL
+from optsched.model.schedule import NO_DEADLINE, Arcs, Csr, Goal, Resource, Schedule
 from optsched.problems.jobarray.problem import JobArray
 
 if TYPE_CHECKING:
@@ -61,6 +63,22 @@ def random_graph(
         kind=np.array([rng.choice(["F", "B", "U", ""]) for _ in range(n)], np.str_),
         **{key: np.array(column, np.int64) for key, column in columns.items()},  # type: ignore[arg-type]
     )
+
+
+def with_goal(rng: Random, problem: Any) -> Any:
+    """The same job shop, array or graph with another objective of one iteration."""
+    n = int(problem.graph().job.max()) + 1
+    fields: dict[str, Any] = {
+        "objective": rng.choice([TOTAL, LATENESS]),
+        "job_weight": tuple(rng.choice([0, 1, 1, 2, 5]) for _ in range(n)),
+        "due": tuple(rng.choice([1, 4, 9, 16, 25]) for _ in range(n)),
+    }
+    if isinstance(problem, JobArray):
+        return problem.replace(**fields)
+    if isinstance(problem, Schedule):
+        return replace(problem, goal=Goal(**fields))
+    build, chains = problem.__reduce__()
+    return build(*chains, **fields)
 
 
 def _bytes(
