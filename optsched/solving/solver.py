@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from optsched.errors import InputError, UnsupportedProblem
 from optsched.io.values import did_you_mean
-from optsched.model.objectives import as_makespan
+from optsched.model.objectives import TOTAL, as_makespan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,21 +37,20 @@ class Support(NamedTuple):
 class Solver(Protocol):
     """A solver. Register the class as an entry point; test it with `optsched.testing.check_solver`.
 
-    Attributes ``options`` and ``kinds`` and the method ``runs_inline`` may be absent. ``options``
-    maps the keys of `optsched.solve(options=...)` to a line of help each; ``kinds`` lists the
-    supported kinds of problems (default: job shops and job arrays); a true attribute ``chooses``
-    means that the solver also chooses which jobs recompute. ``runs_inline(problem)`` is true if
-    `solve` takes milliseconds at most: then it runs in the thread of the caller.
+    Attributes ``options``, ``kinds`` and ``objectives`` and the method ``runs_inline`` may be
+    absent. A solver without ``"total_weighted_completion"`` in ``objectives`` never gets a problem
+    with it; one of maximum lateness arrives as a graph of least makespan. ``options`` maps the keys
+    of `optsched.solve(options=...)` to a line of help each; ``kinds`` lists the supported kinds of
+    problems (default: job shops and job arrays); a true attribute ``chooses`` means that the solver
+    also chooses which jobs recompute. ``runs_inline(problem)`` is true if `solve` takes
+    milliseconds at most: then it runs in the thread of the caller.
     """
 
     name: str
     options: Mapping[str, str]
 
     def supports(self, problem: Problem) -> Support:
-        """Whether `solve` supports this problem, which is of one of its kinds. Pure and quick.
-
-        A problem of maximum lateness arrives as a graph of least makespan, here and in `solve`.
-        """
+        """Whether `solve` supports this problem, which is of one of its kinds. Pure and quick."""
         ...
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
@@ -75,7 +74,10 @@ def support(engine: Solver, problem: Problem) -> Support:
         return Support(False, f"it takes no problem of the kind {problem.problem_kind}")
     if getattr(problem, "chooses", False) and not getattr(engine, "chooses", False):
         return Support(False, "it does not choose which jobs recompute")
-    answer = engine.supports(as_makespan(problem)[0])
+    searched, _ = as_makespan(problem)
+    if searched.objective_name == TOTAL and TOTAL not in getattr(engine, "objectives", ()):
+        return Support(False, f"it does not minimise the {TOTAL}")
+    answer = engine.supports(searched)
     return Support(bool(answer), getattr(answer, "reason", "" if answer else "refused"))
 
 

@@ -174,13 +174,14 @@ class Genetic:
     """Operation-based chromosomes, decoded by the list scheduler; rules' schedules begin."""
 
     name = "genetic"
+    objectives = (MAKESPAN, TOTAL)
     options: Mapping[str, str] = MappingProxyType(
         {"population": f"individuals (4 to {MOST}; default 60)"}
     )
 
     def supports(self, problem: Problem) -> Support:
         """One iteration: at most one resource per operation, no deadlines."""
-        goal = rules.supported_objective(problem, MAKESPAN, TOTAL)
+        goal = rules.supported_objective(problem, *self.objectives)
         if not goal:
             return goal
         graph = problem.graph()

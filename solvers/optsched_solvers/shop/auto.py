@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.model.objectives import MAKESPAN, TOTAL
 from optsched.solving.limits import available_cores
 from optsched.solving.result import Result
 from optsched_solvers._loading import load, load_behind
@@ -52,6 +53,7 @@ class Auto:
     """
 
     name = "auto"
+    objectives = (MAKESPAN, TOTAL)
     chooses = True
     options: Mapping[str, str] = MappingProxyType(
         {

@@ -46,11 +46,12 @@ class CpSat:
     """
 
     name = "cpsat"
+    objectives = (MAKESPAN, TOTAL)
     options = OPTIONS
 
     def supports(self, problem: Problem) -> Support:
         """One iteration of any graph."""
-        return supported_objective(problem, MAKESPAN, TOTAL)
+        return supported_objective(problem, *self.objectives)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
         """Search until proof or limit; starts from the monitor's incumbent, or from a rule's."""

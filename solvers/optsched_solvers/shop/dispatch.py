@@ -32,6 +32,7 @@ class Dispatch:
     """
 
     name = "dispatch"
+    objectives = (MAKESPAN, TOTAL)
     options: Mapping[str, str] = MappingProxyType(
         {
             "rules": "list of rules to try instead of all",
@@ -41,7 +42,7 @@ class Dispatch:
 
     def supports(self, problem: Problem) -> Support:
         """One iteration, at most one resource per operation."""
-        goal = supported_objective(problem, MAKESPAN, TOTAL)
+        goal = supported_objective(problem, *self.objectives)
         return supported_graph(problem.graph()) if goal else goal
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:

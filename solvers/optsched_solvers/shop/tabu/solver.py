@@ -84,6 +84,7 @@ class Tabu:
     """
 
     name = "tabu"
+    objectives = (MAKESPAN, TOTAL)
     options: Mapping[str, str] = MappingProxyType(
         {
             "elites": f"number of elite schedules (default {ELITES})",
@@ -93,7 +94,7 @@ class Tabu:
 
     def supports(self, problem: Problem) -> Support:
         """Makespan, at most one resource per operation, no deadlines."""
-        goal = supported_objective(problem, MAKESPAN, TOTAL)
+        goal = supported_objective(problem, *self.objectives)
         if not goal:
             return goal
         graph = problem.graph()
