@@ -369,6 +369,7 @@ def _parts(value: Any, names: Iterable[str], seen: set[Any]) -> Iterator[str]:
         cells = (cell.cell_contents for cell in function.__closure__ or ())
         known = function.__globals__ | dict(zip(function.__code__.co_freevars, cells, strict=True))
         yield from _code_parts(function.__code__, function.__doc__, known, seen)
+        yield from _parts(function.__defaults__, (), seen)
         kinds = (kind for named, kind in builtin_registry.globals if named is value)
         for template in (template for kind in kinds for template in kind.templates):
             yield from _parts(getattr(template, "_overload_func", None), (), seen)
@@ -377,7 +378,7 @@ def _parts(value: Any, names: Iterable[str], seen: set[Any]) -> Iterator[str]:
             yield from _parts(one, names, seen)
     elif isinstance(value, np.ndarray):
         yield hashlib.sha256(value.tobytes()).hexdigest()
-    elif isinstance(value, int | float | str | np.dtype | types.Type | EnumType):
+    elif isinstance(value, int | float | str | np.generic | np.dtype | types.Type | EnumType):
         yield repr(list(value) if isinstance(value, EnumType) else value)
 
 

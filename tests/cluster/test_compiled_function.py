@@ -35,7 +35,7 @@ def greedy(view):
     """Least of everything that there is to see; preempts where it may and somebody else runs."""
     quota = view.gpus.copy()
     key = view.remaining + view.done + view.attained + view.passes + view.submit + view.priority
-    key = key - view.group + np.rint(view.weight).astype(np.int64) + view.job
+    key = key - view.group + np.rint(view.weight).astype(np.int64) + view.job + view.draining
     room = view.free.sum()
     for i in np.argsort(key, kind="mergesort"):
         size = view.size[view.size_ptr[i]]

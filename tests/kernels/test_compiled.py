@@ -67,6 +67,18 @@ def test_a_name_says_what_a_kernel_is_made_of(here: Path) -> None:
     assert made(2, "a")._cache.name == made(2, "b")._cache.name
 
 
+def test_defaults_and_numbers_of_numpy_are_part_of_the_name() -> None:
+    """Machine code contains both."""
+
+    def content(default: int, number: Any) -> str:
+        def scaled(x, by=default):  # type: ignore[no-untyped-def]
+            return x * by + number
+
+        return compiled.content_of(helper()(scaled))
+
+    assert len({content(1, np.int64(2)), content(3, np.int64(2)), content(1, np.int64(4))}) == 3
+
+
 def test_what_a_kernel_was_made_of_before_is_removed(here: Path) -> None:
     """The folder does not grow with every change."""
     for factor in (2, 3):

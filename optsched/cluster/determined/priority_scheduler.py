@@ -166,5 +166,5 @@ def in_order(tasks: Tasks) -> IntArray:
     if len(found) <= 12:
         found = go_sorted(found, lambda found, i: is_before(found[i], found[i - 1]))
     else:
-        found.sort(key=cmp_to_key(lambda i, j: -1 if is_before(i, j) else 1))
+        found = sorted(found, key=cmp_to_key(lambda i, j: -1 if is_before(i, j) else 1))
     return np.array(found, np.int64)

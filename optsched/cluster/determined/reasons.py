@@ -41,7 +41,7 @@ def unplaced(
 def freed(
     after: Agents, tasks: Tasks, outcome: Outcome, schedule: Callable[[Agents, Tasks], Outcome]
 ) -> Collection[int]:
-    """Tasks that the next decision starts, when the released ones have stopped."""
+    """Tasks that the next decision starts, when the released tasks have stopped."""
     if not outcome.release:
         return ()
     running = tasks.running.copy()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 POINTS: Final = 90
 SHAPES: Final = (0.5, 1.0, 2.0, 3.0, 4.5, 6.5)
 REACH: Final = 4.0
-"""The grid reaches so many prior standard deviations to either side."""
+"""Half of the grid's width, in prior standard deviations."""
 NOISE: Final = 0.02
 """Prior noise of a reported uncertainty, with the weight of `NOISE_WEIGHT` reports."""
 NOISE_WEIGHT: Final = 4.0
@@ -151,7 +151,7 @@ class Memory(NamedTuple):
     mean: Any
     variance: Any
     changed: Any
-    """Whether a pool has members whose T became certain."""
+    """Whether a pool has members with a T that became certain."""
     count: Any
     total: Any
     spread: Any

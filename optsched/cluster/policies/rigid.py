@@ -44,7 +44,7 @@ def checked_gang(gang: int | None) -> int | None:
 
 
 class Rigid(RulePolicy):
-    """A policy with the option `gang`, whose rule takes the sizes and rates of all jobs."""
+    """A policy with the option `gang`; its rule takes the sizes and rates of all jobs."""
 
     gang: int | None
 
@@ -72,7 +72,7 @@ def duration(view, i, ptr, size, rate, limit):  # type: ignore[no-untyped-def]
 
 @helper()
 def durations(view, ptr, size, rate, limit, only_running):  # type: ignore[no-untyped-def]
-    """Time to completion of every active job, or of running ones, at its size."""
+    """Time to completion of every active job, or of every running job, at its size."""
     time = integers(len(view.job))
     for i in range(len(view.job)):
         if view.running[i] or not only_running:
@@ -245,7 +245,7 @@ def walk(view, order, ptr, size, limit):  # type: ignore[no-untyped-def]
 
 
 def shortest_remaining(view, ptr, size, rate, gang):  # type: ignore[no-untyped-def]
-    """Walk all jobs by remaining time with restarts, pending before running ones."""
+    """Walk all jobs by remaining time with restarts, pending before running jobs."""
     limit = min(gang, total(view.capacity))
     key = durations(view, ptr, size, rate, limit, False)
     for i in range(len(key)):

@@ -151,7 +151,7 @@ def _reasons(
 
 
 def _fitting(
-    w: Workload, nodes: Nodes, log: Log, stays: IntArray, present: FloatArray
+    w: Workload, nodes: Nodes, log: Log, stays: IntArray, present: IntArray
 ) -> Callable[[int], tuple[int, int]]:
     """GPUs of one type that a job could have now, with its CPUs and memory, and if none ran."""
     rows = np.concatenate([np.arange(*log.node_ptr[i : i + 2]) for i in stays] or [stays])

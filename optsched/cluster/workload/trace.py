@@ -237,7 +237,7 @@ class _Table:
         self.columns = {key: [cells[i] for i in places] for key, cells in self.columns.items()}
 
     def texts(self, key: str) -> Sequence[str]:
-        """A column of texts; empty ones if it is missing."""
+        """A column of texts; empty texts if it is missing."""
         return self.columns.get(key, ("",) * len(self.places))
 
     def numbers(self, key: str, kind: type, default: Any = None) -> Any:

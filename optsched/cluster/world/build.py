@@ -90,9 +90,9 @@ def _check_limits(workload: Workload, nodes: Nodes) -> None:
     fits = [np.minimum((offers // np.maximum(one, 1)[:, None] + (one == 0)[:, None] * 2**40).min(0),
                        nodes.gpus) for one in distinct.T]  # fmt: skip
     for kind in dict.fromkeys(nodes.types):
-        room = np.array([fit[types == kind].sum() for fit in fits])[which.reshape(-1)]
+        available = np.array([fit[types == kind].sum() for fit in fits])[which.reshape(-1)]
         runs = workload.rates_on(kind)[workload.size_ptr[:-1]] > 0
-        most = np.maximum(most, np.where(runs, room, 0))
+        most = np.maximum(most, np.where(runs, available, 0))
     largest = workload.size[workload.size_ptr[1:] - 1]
     for j in np.flatnonzero(largest > most)[:1].tolist():
         raise InputError(

@@ -52,7 +52,7 @@ def _shift(w, i, step):  # type: ignore[no-untyped-def]
 
 @helper(INT, WORLD, INT, counted=False)
 def _arrive(w, j):  # type: ignore[no-untyped-def]
-    """Job j arrives: visible and pending, or behind the hidden ones of its group."""
+    """Job j arrives: visible and pending, or behind the hidden jobs of its group."""
     job, s, group = w.job[j], w.state, w.group[w.given[j].group]
     if 0 <= group.limit <= group.visible:
         job.phase = HIDDEN

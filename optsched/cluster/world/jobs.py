@@ -219,7 +219,7 @@ def fastest(w, j, gpus):  # type: ignore[no-untyped-def]
 
 @helper(INT, WORLD, INT, INT, counted=False)
 def _best_fit(w, j, gpus):  # type: ignore[no-untyped-def]
-    """Take GPUs best-fit: the fullest node that fits; else the emptiest ones wholly, and so on."""
+    """Take GPUs best-fit: the fullest node that fits; else the emptiest nodes wholly, and so on."""
     kind, need = fastest(w, j, gpus), gpus
     if kind < 0:
         return 0

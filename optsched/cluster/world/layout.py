@@ -160,7 +160,7 @@ class World(NamedTuple):
     changed: IntArray
     """Scratch of `apply`: positions of which the decision changes something."""
     share: IntArray
-    """Decision, if ``state.sharing``: position of the job whose GPUs are shared; -1."""
+    """Decision, if ``state.sharing``: position of the job that shares its GPUs; -1."""
     finished: IntArray
     """When every job ended; -1 before."""
     present: Table

@@ -52,7 +52,7 @@ for _kind in (_World, _Array, _Row):
 
 
 def _at(_typing, address):  # type: ignore[no-untyped-def]
-    """The world whose table has this address."""
+    """The world with its table at this address."""
 
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], context.get_value_type(WORLD))

@@ -91,7 +91,7 @@ class ClusterView:
     nodes: Nodes | None = None
     """All nodes, also those that take no work."""
     draining: BoolArray = field(default_factory=lambda: np.empty(0, bool))
-    """Whether the job holds GPUs of a node that takes no work; an empty array: no job does."""
+    """Whether the job holds GPUs of a node that takes no work; empty only in views made by hand."""
     zero_free: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
     """Free zero-slot units of every node (0 likewise); an empty array: no limit."""
     finished: IntArray = field(default_factory=lambda: np.empty(0, np.int64))
@@ -111,7 +111,7 @@ class Decision:
     quota: IntArray
     nodes: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     """Position of an active job -> {node: GPUs}; jobs that are not named are placed best-fit,
-    and running ones stay where they are."""
+    and running jobs stay where they are."""
     wake_at: int | None = None
     """Ask again then at the latest; later than now. For what no event announces, such as one job's
     remaining work falling below another's."""
@@ -156,7 +156,7 @@ class Stalled(InputError):
 
 
 class Why(StrEnum):
-    """Kinds of reasons for which a job or a task waits."""
+    """Kinds of reasons why a job or a task is waiting."""
 
     NEVER = "never"  # it does not fit the cluster even if nothing else runs
     SHARE = "share"  # what its group may have is used up, or smaller than it
@@ -167,14 +167,14 @@ class Why(StrEnum):
 
 
 class Reason(NamedTuple):
-    """Why something waits: a word for programs, a sentence for people."""
+    """Why something is waiting: a word for programs, a sentence for people."""
 
     why: Why
     text: str
 
 
 def of_free_gpus(least: int, free: int, total: int, policy: str) -> Reason:
-    """Why a job whose smallest size is `least` waits, by the free GPUs and all that take work."""
+    """Why a job of smallest size `least` is waiting, by the free GPUs and all that take work."""
     if least == 0:
         return Reason(Why.ROOM, "needs a zero-slot unit of a node")
     needs = f"needs {least} GPU{'s' * (least != 1)}"

@@ -203,11 +203,8 @@ def _held(w):  # type: ignore[no-untyped-def]
 
 @helper()
 def _draining(w):  # type: ignore[no-untyped-def]
-    """Whether the active jobs hold GPUs of a node that takes no work; empty if no job does."""
-    closed = 0
-    for n in range(len(w.node)):
-        closed += 1 - w.node[n].takes
-    out = _flags(w.state.active if closed > 0 else 0)
+    """Whether the active jobs hold GPUs of a node that takes no work."""
+    out = _flags(w.state.active)
     for i in range(len(out)):
         out[i] = False
         if w.assigned[i] > 0:

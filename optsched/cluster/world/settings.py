@@ -17,7 +17,7 @@ CHECKPOINTS: Final = ("immediate", "pass")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of `simulate` besides jobs, nodes and policy.
+    """Settings of `simulate` other than jobs, nodes and policy.
 
     Parameters
     ----------

@@ -72,7 +72,7 @@ class Viewer:
         self.state = world.state.view(np.int64)
 
     def look(self) -> EngineView:
-        """The view of the present instant; earlier ones are over."""
+        """The view of the present instant; earlier views are over."""
         state = self.state
         self.decisions += 1
         if self.version != state[_VERSION]:
