@@ -374,8 +374,7 @@ def _parts(value: Any, names: Iterable[str], seen: set[Any]) -> Iterator[str]:
         for template in (template for kind in kinds for template in kind.templates):
             yield from _parts(getattr(template, "_overload_func", None), (), seen)
     elif isinstance(value, tuple):
-        for one in value:
-            yield from _parts(one, names, seen)
+        yield from (part for one in value for part in _parts(one, names, seen))
     elif isinstance(value, np.ndarray):
         yield hashlib.sha256(value.tobytes()).hexdigest()
     elif isinstance(value, int | float | str | np.generic | np.dtype | types.Type | EnumType):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import NodeChange, Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.log import Log
-    from optsched.cluster.world.policy import ClusterView, FloatArray
+    from optsched.cluster.world.policy import ClusterView
     from optsched.cluster.world.settings import Settings
     from optsched.cluster.world.start import Start
     from optsched.model.schedule import IntArray, Schedule
