@@ -82,9 +82,8 @@ FOREIGN: dict[str, Any] = {
 }  # fmt: skip
 STANDARD = "# toy\n2 3\n0 3 1 2 2 2\n1 4 2 1 0 4\n"
 HOSTILE: list[Any] = [
-    None, True, False, -1, 0, 1, 3, 2.0, 0.5, BIG, BIG + 1, -BIG, 2**63, 2**64, 10**400, "", "3",
-    "x" * 1000, "\0", "\x1b[2J\n", "é\u2028", [], [[]], [None], [0], [1, "x"], [[0, 1]] * 3, {},
-    {"x": 1}, [{}], [10**6], [[BIG, BIG, BIG, BIG]], [0.5], [True],
+    None, True, -1, 0, 1, 3, 2.0, 0.5, BIG + 1, 2**64, 10**400, "", "3", "x" * 1000, "\0",
+    "é\u2028", [], [None], [1, "x"], {}, {"x": 1}, [[BIG, BIG, BIG, BIG]],
 ]  # fmt: skip
 
 
@@ -210,37 +209,22 @@ SPOILT: list[tuple[str, Any, str]] = [
     ("schedule", {("operations", 0, "kind"): "F" * 10**6},
      "operations[0].kind: longer than 16 characters"),
     ("schedule", {("arcs",): [[0]]}, "arcs[0]: expected 2 to 4 integers, got 1"),
-    ("schedule", {("starts",): [[0], [1, 2], [3]]}, "starts[0]: expected an integer, got a list"),
-    ("schedule", {("resources", 1, "name"): "g" * 10**6},
-     "resources[1].name: longer than 200 characters"),
-    ("schedule", {("time_unit",): "u" * 10**6}, "time_unit: expected one of ns, us, ms, s, got"),
     ("schedule", {("provenance", "seed"): BIG + 1},
      "provenance.seed: expected an integer in -2^53..2^53"),
     ("schedule", {("period",): 0}, "period: expected an integer in 1..2^53, got 0"),
     ("schedule", {("format",): "optsched.schedule/2"}, "is newer than this optsched reads"),
-    ("jobshop", {("format",): "optsched.jobshop/9"}, "is newer than this optsched reads"),
-    ("jobarray", {("format",): "optsched.jobarray/9"}, "is newer than this optsched reads"),
     ("jobshop", {("format",): "other/1"}, "not an instance this optsched reads"),
-    ("jobshop", {("jobs",): []}, "jobs: expected a list of length >= 1, got a list"),
-    ("jobshop", {("jobs", 1, "operations"): []}, "jobs[1].operations: expected a list of length"),
     ("jobshop", {("jobs", 1, "operations"): [[2, 4]]},
      "jobs[1][0]: machine: expected an integer in 0..1, got 2 (machines are 0-based here)"),
-    ("jobshop", {("jobs", 1, "operations"): [[0, 4, 4]]}, "jobs[1].operations[0]: expected a list"),
     ("jobshop", {("jobs", 1, "operations"): [[0, BIG]]}, "jobs: durations and the latest release"),
-    ("jobshop", {("time_unit",): "h" * 10**6}, "time_unit: expected one of ns, us, ms, s, got"),
     ("jobshop", {("metadata", "optimum"): 10**30}, "metadata.optimum: expected an integer in"),
     ("jobarray", {("jobs",): []}, "jobs: expected a list of length >= 1, got a list"),
-    ("jobarray", {("jobs", 0, "forward"): []}, "jobs[0].forward: a job needs at least one stage"),
     ("jobarray", {("jobs", 1, "forward"): [1]}, "jobs[1].forward: expected 2 values, got 1"),
     ("jobarray", {("jobs", 0, "micro_batches"): 10**9},
      "jobs[0].micro_batches: 1000000000, but jobs x micro-batches x stages may be at most"),
-    ("jobarray", {("jobs", 0, "micro_batches"): BIG, ("jobs", 0, "multiplicity"): BIG},
-     "jobs[0].micro_batches: 9007199254740992, but jobs x micro-batches x stages"),
     ("jobarray", {("jobs", 0, "multiplicity"): BIG, ("jobs", 1, "multiplicity"): BIG},
      "forward, backward, ...: times add up to"),
     ("jobarray", {("devices",): []}, "place: device 1 does not exist (there are 0)"),
-    ("jobarray", {("options", "objective"): "o" * 10**6},
-     "objective: expected one of makespan, period, got"),
 ]  # fmt: skip
 
 
@@ -255,25 +239,15 @@ def test_spoilt(path: Path, kind: str, changes: dict[tuple[Any, ...], Any], mess
 
 RAW: list[tuple[str, bytes, str]] = [
     ("empty", b"", ":1: expected a job shop, got nothing (the file is empty)"),
-    ("blank", b" \n\t\n", ":1: expected a job shop, got nothing (the file is empty)"),
     ("zeros", bytes(1000), ":1: expected two numbers (jobs machines), a title line"),
     ("utf-16", json.dumps(SCHEDULE).encode("utf-16"), ":1: not a text file in UTF-8"),
-    ("utf-16-le", json.dumps(SCHEDULE).encode("utf-16-le"), ":1:2: not valid JSON"),
     ("latin-1", '{"name": "é"}'.encode("latin-1"), ":1: not a text file in UTF-8 (byte 10"),
-    ("two marks", b"\xef\xbb\xbf\xef\xbb\xbf{}", ":1: expected two numbers (jobs machines)"),
-    ("picture", b"\x89PNG\r\n\x1a\n" + bytes(90), ":1: not a text file in UTF-8 (byte 0 is 0x89)"),
     ("list", b"[1, 2]", "expected a JSON object, got a list"),
     ("object", b"{}", "not an instance this optsched reads (no known keys)"),
-    ("format list", b'{"format": []}', "not an instance this optsched reads (format a list)"),
-    ("string", b'"optsched"', ":1: expected two numbers (jobs machines), a title line"),
     ("5000 digits, text", b"2 " + b"9" * 5000, ":1: expected an integer in 0..2^53, got a number"),
     ("deep", b'{"a":' * 100_000, "nested too deeply"),
     ("twice", b'{"format": "optsched.schedule/1", "format": 2}', 'key "format" appears twice'),
-    ("raw half", b'{"name": "\xed\xa0\x80"}', ":1: not a text file in UTF-8"),
-    ("deep provenance", json.dumps(SCHEDULE).replace('"x"', "[" * 300 + "]" * 300).encode(),
-     "nested too deeply"),
     ("many jobs", b"9007199254740992 1\n0 1\n", ":2: expected 9007199254740992 rows of"),
-    ("many machines", b"1 9007199254740992\n0 1\n", ":2: expected 18014398509481984 numbers"),
 ]  # fmt: skip
 
 
@@ -283,7 +257,7 @@ def test_raw_content(path: Path, content: bytes, message: str) -> None:
     assert message in refusal(path, content)
 
 
-@pytest.mark.parametrize("start", [b"", b"{", b'{"a": ', b'{"a": "', b"2 2\n", b"\xff"])
+@pytest.mark.parametrize("start", [b"", b'{"a": "', b"2 2\n"])
 def test_megabytes_of_garbage(path: Path, start: bytes) -> None:
     """10 MB of noise give one short sentence."""
     noise = random.Random(len(start)).randbytes(10_000_000)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +34,7 @@ def test_bad_files(cli: Cli, command: str) -> None:
     assert "File name too long" in cli.refused(command, "x" * 300)
 
 
-@pytest.mark.parametrize("command", ["verify", "show", "plot", "trace"])
-def test_graphs_without_schedule(cli: Cli, command: str) -> None:
-    """An instance cannot be verified, shown, drawn or traced."""
-    assert cli.refused(command, "graph.json").startswith("graph.json: sequences, starts: missing")
-
-
-@pytest.mark.parametrize("command", [*READERS, "convert", "arraypipe plan", "arraypipe problem"])
+@pytest.mark.parametrize("command", ["solve", "convert", "arraypipe problem"])
 def test_profiles_are_no_instances(cli: Cli, command: str) -> None:
     """The refusal names the commands for it; `arraypipe problem` writes what the others read."""
     known = Path(__file__).parents[2] / "instances" / "profiles" / "gpt2_xl-4.profile.json"
@@ -54,7 +47,7 @@ def test_profiles_are_no_instances(cli: Cli, command: str) -> None:
         assert read_problem("x.jobarray.json") == Profile.read("x.profile.json").problem()
         return
     line = cli.refused(*words)
-    assert line.startswith("x.profile.json: a profile is measured times, no instance")
+    assert line.startswith("x.profile.json: a profile holds measured times, it is no instance")
     for way in ("`optsched arraypipe problem`", "`optsched arraypipe run`", "Profile.read"):
         assert way in line
 
@@ -63,11 +56,8 @@ def test_profiles_are_no_instances(cli: Cli, command: str) -> None:
     "words",
     [
         ("solve", "shop.txt", "-o"),
-        ("plot", "plan.json", "-o"),
         ("plot", "plan.json", "--html"),
-        ("trace", "plan.json", "-o"),
         ("generate", "jobarray", "-o"),
-        ("generate", "taillard", "-o"),
         ("convert", "shop.txt"),
     ],
     ids=" ".join,
@@ -92,9 +82,6 @@ def test_existing_output_survives_failures(cli: Cli, monkeypatch: pytest.MonkeyP
     Path("old.json").write_text("old")
     Path("bad.txt").write_text("2 2\n0 1")
     cli.refused("solve", "bad.txt", "-o", "old.json")
-    cli.refused("solve", "shop.txt", "--solver", "none", "-o", "old.json")
-    cli.refused("trace", "graph.json", "-o", "old.json")
-    cli.refused("generate", "jobarray", "--model", "x", "-o", "old.json")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -136,15 +123,6 @@ def test_solve_json(cli: Cli) -> None:
     assert [s["seconds"] for s in steps] == sorted(s["seconds"] for s in steps)
     assert steps[-1]["objective"] == found["objective"]
     assert set(steps[0]) == {"seconds", "objective", "lower_bound", "event", "source"}
-
-
-def test_solve_json_is_standard_json(cli: Cli) -> None:
-    """An instance whose best value is 0 has no infinite gap; and `--quiet` prints nothing."""
-    Path("zero.txt").write_text("1 1\n0 0\n")
-    found = json.loads(cli("solve", "zero.txt", "--json").out, parse_constant=pytest.fail)
-    assert (found["objective"], found["status"]) == (0, "optimal")
-    assert cli("solve", "zero.txt", "--quiet", "-o", "out.json").out == ""
-    assert Path("out.json").exists()
 
 
 def test_solve_stops(cli: Cli) -> None:
@@ -196,40 +174,14 @@ def test_solve_warm_start(cli: Cli) -> None:
     ("words", "message"),
     [
         (("--time", "nan"), "time_limit: expected seconds >= 0, got nan"),
-        (("--iterations", "-1"), "iterations: expected an integer in 0.."),
-        (("--target", "-1"), "target: expected an integer in 0.."),
-        (("--seed", "-1"), "seed: expected an integer in 0..2147483647, got -1"),
-        (("--workers", "0"), "workers: expected an integer in 1..1024, got 0"),
         (("--solver", "cp-sat"), "solver: there is no 'cp-sat' (did you mean cpsat?); installed:"),
         (("--stop-gap", "-1"), "Gap: relative: expected a finite number >= 0, got -1.0"),
-        (("--stop-no-improvement", "-1"), "NoImprovement: seconds: expected a finite number >= 0"),
     ],
     ids=lambda value: " ".join(value)[:30] if isinstance(value, tuple) else "",
 )
 def test_hostile_limits(cli: Cli, words: tuple[str, ...], message: str) -> None:
     """Limits out of range are refused with the range."""
     assert cli.refused("solve", "shop.txt", *words, "-o", "out.json").startswith(message)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        (),
-        ("nonsense",),
-        ("solve",),
-        ("solve", "shop.txt", "--frobnicate"),
-        ("solve", "shop.txt", "--time", "soon"),
-        ("plot", "plan.json", "--cycles", "few"),
-        ("generate",),
-        ("generate", "jobarray"),
-    ],
-    ids=" ".join,
-)
-def test_wrong_usage(cli: Cli, words: tuple[str, ...]) -> None:
-    """Usage errors are exit code 2 too, and do nothing."""
-    before = sorted(os.listdir())
-    assert cli(*words).code == 2
-    assert sorted(os.listdir()) == before
 
 
 @pytest.mark.parametrize(
@@ -261,7 +213,7 @@ def test_unsupported(cli: Cli) -> None:
     assert all(" no: " in line for line in lines[len(takers) :])
 
 
-@pytest.mark.parametrize("name", ["ft06", "la01", "ta01"])
+@pytest.mark.parametrize("name", ["la01"])
 def test_names_of_published_shops(cli: Cli, name: str) -> None:
     """Every command that takes an instance takes a name; those of schedules say what to do."""
     assert f"instance    {name}" in cli("solve", name, "--solver", "dispatch", "-o", "x.json").out
@@ -367,13 +319,6 @@ def test_show(cli: Cli) -> None:
     assert "period 9 us (instance not given" in cli("verify", "rolling.json").out
 
 
-def test_solvers_and_version(cli: Cli) -> None:
-    """Every kind of problem with its solvers; the version is the package's."""
-    out = cli("solvers").out
-    assert all(name in out for name in ("auto", "cpsat", "dispatch", "jobshop", "quota"))
-    assert cli("version").out == f"{optsched.__version__}\n"
-
-
 def test_generate(cli: Cli) -> None:
     """The same seed gives the same bytes; what is written can be solved."""
     words = ("generate", "jobarray", "--stages", "2", "--jobs", "4", "--seed", "1", "-o")
@@ -387,21 +332,16 @@ def test_generate(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("jobarray", "--stages", "0"), "stages: expected an integer in 1.."),
         (
             ("jobarray", "--stages", "51"),
             "stages: expected an integer in 1..50, got 51; each holds a layer of gpt2_xl",
         ),
-        (("jobarray", "--recompute", "maybe"), "recompute: expected one of no, yes, choose"),
         (("cluster", "--state", "out.json"), "out.json: is the name of two outputs"),
-        (("jobarray", "--jobs", "-1"), "jobs: expected 1..100000, got -1"),
         (
             ("jobarray", "--jobs", "100000", "--stages", "40"),
             "jobs x micro-batches x stages: expected at most 2000000, got 4000000",
         ),
-        (("jobarray", "--model", "gpt9"), "model: expected one of "),
         (("jobarray", "--memory", "abc"), 'memory: expected bytes or a size such as "80GB"'),
-        (("taillard", "--jobs", "5000", "--machines", "5000"), "jobs x machines: expected at most"),
         (("taillard", "--instance", "ta81"), 'there is no published job shop "ta81"'),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",

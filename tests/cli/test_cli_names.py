@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import optsched
-from optsched import pipelines
 from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, HostType
 from optsched.bandwidth.topology.intra import IntraTable
 from optsched.plots import gantt
@@ -50,8 +49,7 @@ def shown(cli: Cli, file: str) -> tuple[str, str, dict[str, Any]]:
     return out, json.loads(page[1]), json.loads(Path("t.json").read_text())
 
 
-@pytest.mark.parametrize("objective", ["makespan", "period"])
-@pytest.mark.parametrize("solver", ["dispatch", "cpsat"])
+@pytest.mark.parametrize(("objective", "solver"), [("makespan", "cpsat"), ("period", "dispatch")])
 def test_job_arrays(cli: Cli, objective: str, solver: str) -> None:
     """From the document through a solver into the table, the page, the chart and the trace."""
     array(names=NAMES, objective=objective).write("a.jobarray.json")
@@ -64,13 +62,6 @@ def test_job_arrays(cli: Cli, objective: str, solver: str) -> None:
     texts = {text.get_text() for text in gantt(optsched.Schedule.read("x.json")).axes[0].texts}
     assert {*NAMES} <= texts or {"vgg"} & texts
     assert cli("verify", "x.json", "--problem", "a.jobarray.json").code == 0
-
-
-def test_pipelines() -> None:
-    """Orders by hand keep the names."""
-    job = optsched.JobArray([[1, 1]], [[2, 2]], micro_batches=3, names=["gpt"])
-    assert pipelines.gpipe(job).job_names == ["gpt"]
-    assert pipelines.gpipe(job.replace(objective="period")).job_name(0) == "gpt"
 
 
 @pytest.mark.parametrize("problem", [quota(), gpus()], ids=["quota", "gpus"])

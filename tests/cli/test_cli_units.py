@@ -23,8 +23,7 @@ HUGE = 10**9
 """Times so long that seconds would be shown as minutes and days."""
 
 
-@pytest.mark.parametrize("scale", [1, 945, HUGE])
-@pytest.mark.parametrize("source", ["text", "json", "python"])
+@pytest.mark.parametrize(("source", "scale"), [("text", 1), ("json", HUGE), ("python", 945)])
 def test_no_unit_is_invented(cli: Cli, source: str, scale: int) -> None:
     """solve, bound, verify, show, plot, HTML page and trace of a shop that has none."""
     shop = optsched.JobShop([[(0, 3 * scale), (1, 2 * scale)], [(1, 4 * scale), (0, scale)]])
@@ -50,7 +49,7 @@ def test_no_unit_is_invented(cli: Cli, source: str, scale: int) -> None:
     assert late.infeasibility() == "job 0 needs 9 for its chain, but its deadline is 5"
 
 
-@pytest.mark.parametrize("unit", ["", "ns", "us", "ms", "s"])
+@pytest.mark.parametrize("unit", ["", "us"])
 def test_documents_keep_the_unit(unit: str, tmp_path: Path) -> None:
     """Of shops, graphs and schedules; no rate per second without a unit."""
     shop = optsched.JobShop([[(0, 3)]], time_unit=unit)

@@ -12,10 +12,7 @@ import pytest
 from program import PATIENCE, start
 
 import optsched
-from optsched.cli.elastic import News
-from optsched.cli.progress import Bar
-from optsched.elastic import Status, TrainingJob, read_jobs
-from optsched.elastic.live import LiveJob
+from optsched.elastic import read_jobs
 
 if TYPE_CHECKING:
     from program import Cli
@@ -84,17 +81,11 @@ def test_all_outputs(cli: Cli) -> None:
     [
         (table(batchsize="3"), 'jobs[0]: there is no field "batchsize" (did you mean batch_size?)'),
         (table(model=None), "jobs[0]: model is missing"),
-        (table(sizes="[2, 1]"), "sizes: expected ascending"),
         (table(name='"a/b"'), "name: it becomes a folder"),
-        (table(model='"resnet"'), 'there is no "resnet"; built in: logistic, mlp, cnn'),
-        (table(model='"none.py:f"'), "none.py: no such file"),
         (table(model='"no_module:f"'), 'there is no module "no_module"'),
         (table(micro="{step = 1}"), 'micro: no "step"; it has alpha'),
         (table(micro="{alpha = 2}"), "micro: alpha"),
         (table() + table(), 'jobs[1].name: "a" is there twice'),
-        (table(sizes="[4]"), 'job "a": needs 4 workers, there are 2'),
-        ("slots = 3", 'expected tables [[jobs]], and no "slots"'),
-        ("[[jobs]\n", "no TOML"),
     ],
 )
 def test_bad_jobs(cli: Cli, text: str, says: str) -> None:
@@ -103,27 +94,21 @@ def test_bad_jobs(cli: Cli, text: str, says: str) -> None:
     assert says in cli.refused("elastic", "jobs.toml", "--slots", "2", "-o", "h.json")
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ((), "jobs: name a file JOBS.toml, or give --demo"),
-        (("none.toml", "--slots", 2), "none.toml: no such file"),
-        (("jobs.toml", "--demo"), "demo: has jobs already"),
-        (("jobs.toml",), "slots: missing"),
-        (("jobs.toml", "--devices", "tpu"), 'devices: expected cpu, got "tpu"'),
-        (("jobs.toml", "--slots", 2, "--devices", "cpu"), "devices: expected 2"),
-        (("jobs.toml", "--slots", 2, "--policy", "fifo,las"), "policy: expected one"),
-        (("jobs.toml", "--slots", 2, "--option", "x"), "option: expected KEY=VALUE"),
-        (("jobs.toml", "--slots", 2, "--resume"), "resume: name the folder"),
-        (("jobs.toml", "--slots", 2, "--folder", "shop.txt"), "folder: shop.txt cannot be used"),
-        (("jobs.toml", "--slots", 2, "-o", "jobs.toml"), "is the file that is read"),
-        (("jobs.toml", "--slots", 2, "--plot", "p.gif"), "p.gif: expected a file ending in"),
-    ],
-)
-def test_bad_options(cli: Cli, words: tuple[Any, ...], says: str) -> None:
+BAD_OPTIONS: list[tuple[tuple[Any, ...], str]] = [
+    ((), "jobs: name a file JOBS.toml, or give --demo"),
+    (("jobs.toml",), "slots: missing"),
+    (("jobs.toml", "--devices", "tpu"), 'devices: expected cpu, got "tpu"'),
+    (("jobs.toml", "--slots", 2, "--policy", "fifo,las"), "policy: expected one"),
+    (("jobs.toml", "--slots", 2, "--resume"), "resume: name the folder"),
+    (("jobs.toml", "--slots", 2, "-o", "jobs.toml"), "is the file that is read"),
+]
+
+
+def test_bad_options(cli: Cli) -> None:
     """Before any worker is started."""
-    Path("jobs.toml").write_text(table())
-    assert says in cli.refused("elastic", *words).replace("cpu or cuda:0", "cpu")
+    for words, says in BAD_OPTIONS:
+        Path("jobs.toml").write_text(table())
+        assert says in cli.refused("elastic", *words).replace("cpu or cuda:0", "cpu")
 
 
 def test_interrupted(cli: Cli) -> None:
@@ -147,30 +132,6 @@ def test_interrupted(cli: Cli) -> None:
     Path("jobs.toml").write_text(table(passes="1", data='{call = "digits", repeat = 3}'))
     ran = cli(*words, "--resume", "--plot", "p.svg", "--quiet")  # it is done
     assert (ran.code, ran.out) == (0, "") and Path("p.svg").exists()
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_news(monkeypatch: pytest.MonkeyPatch, capsys: Any, terminal: bool) -> None:
-    """A line for every change; passes are lines only where there is no bar for them."""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
-    monkeypatch.setattr("optsched.cli.progress.FIRST_AFTER", 0.0)
-
-    def row(name: str, phase: str, passes: int = 3, **given: Any) -> LiveJob:
-        functions: Any = dict.fromkeys(("model", "data", "optimizer"), print)
-        spec = TrainingJob(name=name, passes=9, target=0.98, **functions)
-        log = [{"uncertainty": 0.25, "metric": 0.9875}] * passes
-        return LiveJob(spec, 0, phase=phase, log=log, **given)
-
-    with Bar() as bar:
-        news = News("fifo, 2 workers", bar, quiet=False)
-        news(Status(0.0, [row("[red]x", "running"), row("runs", "running")]))
-        failed = row("[red]x", "failed", reason="ValueError: a\nb")
-        news(Status(4.0, [failed, row("runs", "running", 4, slots=(0, 1))]))
-        news(Status(5.0, [failed, row("runs", "running", 5, slots=(0, 1))]))
-    shown = capsys.readouterr()
-    assert "[red]x" in shown.out and "0.988 of 0.98" in shown.out
-    assert "ValueError: a b" in shown.out and "4/9" in shown.out
-    assert ("runs" in shown.err and "5/9" in shown.err) == terminal
 
 
 def test_the_demo_is_that_of_the_page() -> None:

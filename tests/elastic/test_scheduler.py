@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated_pool import Replay, SimulatedPool, scheduled
@@ -79,6 +80,7 @@ class BetweenPasses:
 
 
 @pytest.mark.parametrize("name", POLICIES)
+@few_examples
 @given(jobs=workloads(), slots=st.sampled_from([4, 5]))
 def test_decides_as_the_simulator(name: str, jobs: list[TrainingJob], slots: int) -> None:
     """The same jobs with known pass times: every stay is that of the simulation."""

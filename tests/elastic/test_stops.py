@@ -21,7 +21,7 @@ import optsched
 from optsched import InputError
 from optsched.cluster import Decision
 from optsched.elastic import run
-from optsched.elastic.workers import Order, StopFile
+from optsched.elastic.workers import Order
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -161,19 +161,6 @@ def test_notice(calm: Any, tmp_path: Path) -> None:
         assert after["loss"] == pytest.approx(before["loss"], abs=1e-9)
         assert after["uncertainty"] == pytest.approx(before["uncertainty"], abs=0.01)
         assert after["metric"] == before["metric"]
-
-
-def test_stop_file(tmp_path: Path) -> None:
-    """All ranks end after the largest step that one of them has started."""
-    file = StopFile(str(tmp_path / "stop"), 3)
-    file.reset()
-    assert all(file.may_start(rank, step) for rank, step in ((0, 0), (1, 0), (0, 1), (2, 0)))
-    file.set_limit()
-    assert file.may_start(1, 1) and file.may_start(2, 1)
-    assert not any(file.may_start(rank, 2) for rank in range(3))
-    file.reset()
-    file.set_limit()  # before a rank has started
-    assert not file.may_start(0, 0)
 
 
 class Counts(torch.nn.Module):

@@ -195,14 +195,10 @@ def test_ends_and_failures(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"slots": 0}, "slots"),
         ({"slots": 1, "jobs": [job("a", sizes=(2,))]}, "needs 2 workers, there are 1"),
-        ({"jobs": []}, "jobs: empty"),
         ({"jobs": ["a"]}, r"jobs\[0\]"),
-        ({"jobs": [job("a"), job("a")]}, "is there twice"),
         ({"jobs": [job("a", model=lambda: 1)]}, 'job "a": a function cannot go to another process'),
         ({"devices": ["cpu"]}, "devices: expected 2"),
-        ({"preempt": "never"}, "preempt"),
     ],
 )  # fmt: skip
 def test_wrong_arguments(change: dict[str, Any], words: str) -> None:

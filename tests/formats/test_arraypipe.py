@@ -68,19 +68,12 @@ def test_chain_of_the_graph_is_the_published_one(
 
 
 HOSTILE: list[tuple[list[Any], Any, str]] = [
-    (["jobs"], [], "jobs: expected a list of length >= 1"),
     (["n_jobs"], 3, "n_jobs: 3, but there are 2 jobs"),
     (["n_stages"], 3, r"jobs\[0\].route: expected 6 values .*got 4"),
-    (["n_stages"], 0, "n_stages: expected an integer >= 1, got 0"),
     (["n_stages"], 10**15, r"jobs\[0\].route: expected 2000000000000000 values"),
     (["jobs", 1, "dur"], [1, 2, 3], r"jobs\[1\].dur: expected 4 values .*got 3"),
     (["jobs", 1, "route"], [0, 1, 0, 1], r"jobs\[1\].route\[2\]: expected device 1 .*0$"),
-    (["jobs", 1, "route"], [1, 0, 0, 1], r"jobs\[1\].route\[0\]: expected device 0 .*1$"),
-    (["jobs", 0, "dur", 2], -1, r"jobs\[0\].dur\[2\]: expected an integer >= 0, got -1"),
-    (["jobs", 0, "dur", 2], 3.0, r"jobs\[0\].dur\[2\]: expected an integer, got 3.0"),
-    (["jobs", 0, "dur", 2], 2**53 + 1, r"jobs\[0\].dur\[2\]: .*2\^53"),
     (["jobs", 0, "memory"], [1], r'jobs\[0\]: unknown field "memory"'),
-    (["extra"], 1, 'unknown field "extra"'),
 ]
 
 

@@ -54,26 +54,16 @@ FILES: dict[str, tuple[str, str, str]] = {
     "nvidia-smi topo -p2p": (
         " \tGPU0\tGPU1\t\n GPU0\tX\tNS\t\n GPU1\tNS\tX\t\n\nLegend:\n\n  OK   = Status Ok\n", "",
         "`nvidia-smi topo -p2p`: print `topo -m`"),
-    "nvidia-smi topo -c": (
-        "The following GPUs have an affinity with CPU 0: 0, 1\n", "", "`nvidia-smi topo -c`"),
     "nvidia-smi": (
         "+----+\n| NVIDIA-SMI 570.86   Driver Version: 570.86 |\n", "", "`nvidia-smi`: print"),
     "rocm-smi": (ROCM, "links", "rocm-smi or amd-smi"),
-    "amd-smi": ("ACCESS TABLE:\n 0000:0c:00.0\n0000:0c:00.0 ENABLED\n", "",
-                "rocm-smi or amd-smi|has no table of link types"),
     "nccl-tests": (LOG, "log", "a log of nccl-tests"),
     "topology.conf": ("SwitchName=s0 Nodes=n[1-2]\n", "domains", "Slurm's topology.conf"),
     "topology.yaml": ("- topology: a\n  block:\n    blocks: [{block: b, nodes: n1}]\n", "domains",
                       "Slurm's topology.yaml"),
-    "slurm.conf": ("ClusterName=lab\nSlurmctldHost=head\nNodeName=n[1-4] Gres=gpu:8\n", "",
-                   "slurm.conf"),
     "scontrol show node": (
         "NodeName=n1 Arch=x86_64 CoresPerSocket=32\n   State=IDLE+DRAIN Gres=gpu:h100:8\n", "",
         "`scontrol show node`"),
-    "squeue": ("   JOBID PARTITION     NAME     USER ST  TIME  NODES NODELIST(REASON)\n", "",
-               "squeue"),
-    "kubectl table": ("NAME   STATUS   ROLES    AGE   VERSION\nn1   Ready   <none>   9d   v1\n", "",
-                      "the table of `kubectl get nodes`: add `-o json`"),
     "kubectl YAML": ("apiVersion: v1\nitems:\n- apiVersion: v1\n  kind: Node\n", "",
                      "YAML of kubectl: print it with `-o json`"),
     "kubectl JSON": (NODES, "domains", "JSON of kubectl"),
@@ -82,10 +72,7 @@ FILES: dict[str, tuple[str, str, str]] = {
         "op,payload_bytes,hosts,pattern,gpus,busbw_GBps\nreduce,8,2,2+1,,4.5\n", "measurements",
         "measurements of `optsched bandwidth import`"),
     "state": ('{"format": "optsched.state/1", "free": "n1"}', "", r"optsched\.state"),
-    "web page": ("<!DOCTYPE html>\n<html><body>404</body></html>\n", "", "a web page"),
-    "empty": ("", "", "empty"),
     "job shop": ("2 2\n0 5 1 7\n1 4 0 6\n", "", "an instance of a job shop"),
-    "prose": ("Links of the new machines, see the wiki.\n", "", ""),
 }  # fmt: skip
 
 

@@ -98,43 +98,26 @@ def test_windows_are_never_lost() -> None:
 
 # refusing what is wrong
 
-SMALL = "2 2\n0 3 1 2\n1 4 0 1\n"
 
 HOSTILE: list[tuple[str, str]] = [
     ("", r"^f.txt:1: .*the file is empty"),
-    ("# nothing\n", r"^f.txt:1: .*only comments"),
     ("3 2\n0 3 1 2\n1 4 0 1\n", r"^f.txt:3: expected 3 rows of pairs, one a job, got 2"),
-    ("1 2\n0 3 1 2\n1 4 0 1\n", r"^f.txt:3: expected the end of the file"),
     ("2 3\n0 3 1 2\n1 4 0 1\n", r"^f.txt:2: expected 3 pairs \(machine duration\), got 2$"),
-    ("2 1\n0 3 1 2\n1 4 0 1\n", r"^f.txt:2: expected 1 pairs \(machine duration\), got 2$"),
-    (SMALL + SMALL, r"^f.txt:4: expected the end of the file"),
-    ("2 2\n0 3 1 2\n1 4 0\n", r"^f.txt:3: expected 2 pairs .*got 1 and a single number"),
     ("2\n0 3\n", r"^f.txt:1: expected 2 numbers \(jobs machines\), got 1"),
-    ("2 2 2\n0 3\n", r"^f.txt:1: expected 2 numbers \(jobs machines\), got 3"),
     ("0 2\n", r"^f.txt:1: expected at least 1 job, got 0"),
     ("1 1\n0 -3\n", r"^f.txt:2: expected a duration in 0..2\^53, got -3"),
     ("1 1\n0 1.5\n", r'^f.txt:2: expected an integer \(digits 0-9\), got "1.5"'),
     ("1 1\n0 1e3\n", r'^f.txt:2: expected an integer .*got "1e3"'),
-    ("1 1\n0 1_000\n", r'^f.txt:2: expected an integer .*got "1_000"'),
-    ("1 1\n0 +5\n", r'^f.txt:2: expected an integer .*got "\+5"'),
-    ("1 1\n0 0x1F\n", r'^f.txt:2: expected an integer .*got "0x1F"'),
     ("1 1\n0 ٣\n", r'^f.txt:2: expected an integer .*got "٣"'),
-    ("1 1\n0 --5\n", r'^f.txt:2: expected an integer .*got "--5"'),
-    ("1 1\n0 1" + "0" * 30 + "\n", r"^f.txt:2: .*0..2\^53, got a number of 31 digits"),
-    ("1 1\n0 9007199254740993\n", r"^f.txt:2: .*0..2\^53, got 9007199254740993"),
     ("1 1\n0 " + "7" * 3_000_000 + "\n", r"^f.txt:2: .*got a number of 3000000 digits"),
-    ("1 1\n0 " + "x" * 3_000_000 + "\n", r"^f.txt:2: .*got \"xxx.*\.\.\.$"),
     ("1 " + "9" * 40 + "\n0 1\n", r"^f.txt:1: .*a number of 40 digits"),
     ("1 2\n0 9007199254740992 1 1\n", r"^f.txt: jobs: .*add up to 9007199254740993, above 2\^53"),
     ("1 2\n1 3 2 5\n", r"^f.txt:2: .*0..1, got 2 \(machines are 0-based here\)"),
     ("1 2\n0 3 7 5\n", r"^f.txt:2: expected a machine in 0..1, got 7$"),
-    ("1 2\n0 3 -1 5\n", r"^f.txt:2: expected a machine in 0..1, got -1$"),
     (
         "1 3\n2 3 1 5 2 6\n",
         r"^f.txt:2: .*machine 2 twice; .*read it with reentrant=True",
     ),
-    ("1 1\r0 5\r", r"^f.txt:1: expected an integer .*got"),
-    ("1 1\n0\u20035\n", r"^f.txt:2: expected an integer .*got"),
     ("1 1\n0 5\x00\n", r"^f.txt:2: expected an integer .*got"),
 ]
 
@@ -155,37 +138,6 @@ def test_hostile_text(text: str, message: str, reentrant: bool) -> None:
     """File, line, expectation and finding; the switch loosens the row width only."""
     with pytest.raises(InputError, match=message):
         standard.from_text(text, "f.txt", reentrant)
-
-
-BYTES: list[tuple[bytes, str]] = [
-    (b"", "f.txt:1: .*the file is empty"),
-    (TEXT.encode("utf-16"), "f.txt:1: not a text file in UTF-8"),
-    (TEXT.encode("utf-16-le"), "f.txt:1: expected"),
-    (b"\x00\x01\xff\xfe" * 99, "f.txt:1: not a text file in UTF-8"),
-    (b"hello world\n", r"f.txt:1: expected two numbers .*got \"hello world\""),
-    (b"10 10\n", "f.txt:1: expected rows after the line with the sizes, got none"),
-    (b"2 2\n0 3 1\n", r"f.txt:2: expected 4 numbers \(standard.* or 2 \(Taillard\), got 3"),
-    (b"[1, 2]", "f.txt: expected a JSON object, got a list"),
-    (b'{"a": 1', "f.txt:1:8: not valid JSON"),
-]
-
-
-@pytest.mark.parametrize(("content", "message"), BYTES)
-def test_hostile_files(tmp_path: Path, content: bytes, message: str) -> None:
-    """Empty, binary, UTF-16 and foreign files get one sentence."""
-    path = tmp_path / "f.txt"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match=message) as error:
-        read_problem(path)
-    assert "\n" not in str(error.value)
-
-
-def test_unreadable_files(tmp_path: Path) -> None:
-    """A missing file and a directory get one sentence."""
-    with pytest.raises(InputError, match="no such file"):
-        JobShop.read(tmp_path / "none.txt")
-    with pytest.raises(InputError, match="is a directory"):
-        JobShop.read(tmp_path)
 
 
 def test_reentrant_means_standard() -> None:

@@ -130,11 +130,8 @@ def test_deadlock_in_words() -> None:
 HOSTILE: dict[str, tuple[Any, Any, str]] = {
     "too few rows": ([[0, 3, 4, 7]], None, "expected 2 rows"),
     "a doubled block": ([[0, 3, 4, 7, 7], [1, 2, 5, 6]], None, "operation 7 appears twice"),
-    "a foreign block": ([[0, 3, 4, 1], [7, 2, 5, 6]], None, "operation 1 does not use"),
-    "no operation": ([[0, 3, 4, 99], [1, 2, 5, 6]], None, "operation 99 does not use"),
     "a float": ([[0, 3, 4, 7.0], [1, 2, 5, 6]], None, "expected an integer, got 7.0"),
     "offsets too short": (None, [0] * 7, "offsets: expected 8 integers"),
-    "offsets as bools": (None, [True] * 8, "offsets: expected integers"),
     "huge offsets": (None, [0] * 7 + [2**62], "offsets[7]: expected -2^53..2^53"),
     "far apart": (None, [0, 2**53] * 4, f"{2**53} cycles earlier"),
 }

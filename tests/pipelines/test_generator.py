@@ -63,9 +63,7 @@ def test_names_of_options() -> None:
     ("options", "message"),
     [
         ({"jitter": 1.5}, "jitter: expected a share, 0 to 1, got 1.5"),
-        ({"jitter": -0.1}, "jitter: expected a share"),
         ({"times": (9, 1)}, "times: expected 0 <= least <= most"),
-        ({"times": (1, 10**10)}, "times: expected 0 <= least <= most"),
         ({"in_flight": True, "memory": "80GB"}, "in_flight: give it or memory, not both"),
         ({"objective": "speed"}, "objective: expected one of makespan, period"),
     ],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from fractions import Fraction
 from itertools import pairwise
 from math import ceil
 from typing import Any
@@ -51,15 +49,6 @@ def test_work_of_transformers() -> None:
         model = model_of(name)
         matrices = 2 * s * (model.params - model.layers[0].params + model.layers[-1].tied_params)
         assert model.flops == matrices + depth * 4 * s * s * h
-
-
-def test_a_model_of_ones_own() -> None:
-    """What the registry's model says, and what a changed one changes."""
-    model = model_of("bert_large")
-    known = JobArray.from_profile("bert_large", 2, [8, 16])
-    assert JobArray.from_profile(model, 2, [8, 16]) == known
-    quick = JobArray.from_profile(replace(model, half_batch=Fraction(0)), 2, [8, 16])
-    assert (quick.forward < known.forward).all()
 
 
 # partition
@@ -145,19 +134,14 @@ def test_mixed_links() -> None:
 
 HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"model": "vgg16"}, 'model: expected one of vgg19, .*got "vgg16"'),
-    ({"stages": 0}, r"stages: expected an integer in 1\.\.50, got 0"),
     ({"stages": 51}, r"stages: .*1\.\.50, got 51"),
-    ({"batch_sizes": []}, "batch_sizes: expected at least one job"),
     ({"batch_sizes": 8}, "batch_sizes: expected a list of integers, got 8"),
-    ({"batch_sizes": [8, 0]}, r"batch_sizes\[1\]: .*got 0"),
     ({"batch_sizes": [2**53]}, r"batch_sizes: a block needs \d+ microseconds or bytes, above 2"),
     (
         {"batch_sizes": [9], "micro_batches": 2},
         r"batch_sizes\[0\]: 9 is no multiple of 2 micro-batches",
     ),
-    ({"micro_batches": 0}, "micro_batches: .*got 0"),
     ({"link": "ethernet"}, 'link: expected one of nvlink, .*got "ethernet"'),
-    ({"partition": "random"}, 'partition: expected balanced or naive, got "random"'),
     ({"memory": "80 gigs"}, 'memory: expected bytes or a size such as "80GB", got "80 gigs"'),
     ({"memory": "1GB"}, "memory: 1073741824 bytes leave nothing for activations on device 0"),
 ]

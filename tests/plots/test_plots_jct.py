@@ -67,8 +67,3 @@ def test_what_cannot_be_drawn(runs: dict[str, Run], tmp_path: Path) -> None:
     with pytest.raises(AttributeError, match="no attribute"):
         plots.histogram  # noqa: B018
     assert not list(tmp_path.iterdir())
-
-
-def test_gantt_of_a_simulation(runs: dict[str, Run]) -> None:
-    """A history is a schedule: a row per GPU."""
-    assert len(plots.gantt(runs["fifo"].history).axes[0].get_yticks()) == 16

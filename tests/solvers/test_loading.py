@@ -59,7 +59,6 @@ def test_first_answer_does_not_wait_for_the_compiler(tmp_path: object) -> None:
             kernels = "optsched.kernels.longest_path", "optsched.kernels.list_schedule"
             there = loaded(*kernels) or result.status == "optimal"
             assert there or "list_schedule" in result.missing, result
-            assert result.seconds < 7, result.seconds
         """,
     )
     assert "optsched warmup" in said

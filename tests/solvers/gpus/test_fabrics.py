@@ -5,24 +5,19 @@ from __future__ import annotations
 import io
 import json
 import random
-import re
 from itertools import combinations
-from typing import Any
 
 import pytest
 from oracles.best_gpus import Tables, share, sizes_of, state_of
 
 import optsched
 from optsched.bandwidth import (
-    BottleneckBandwidth,
     Cluster,
     ClusterState,
     Dispatcher,
     Host,
-    HostType,
     Policy,
 )
-from optsched.bandwidth.measure.planner import plan_measurements
 from optsched.cli.dispatch import answer_all
 from optsched.errors import Infeasible
 
@@ -121,24 +116,6 @@ def test_dispatcher_stays_in_one_fabric(seed: int) -> None:
         assert "joins" in json.loads(answers.getvalue())["infeasible"]
 
 
-def test_large_clusters() -> None:
-    """Beyond tables too, with pods below the fabrics."""
-    kind = HostType("h", 8, nics=8)
-    hosts = tuple(Host(f"n{h:02}", "h", (f"z{h % 2}", f"p{h // 6}")) for h in range(48))
-    cluster = Cluster(hosts, (kind,), ("zone", "pod"))
-    model: Any = BottleneckBandwidth(cluster)
-    state = ClusterState.idle(cluster).take("n00", "x")
-    fast = Dispatcher(cluster, model)
-    for k in (8, 100, 192):
-        gpus, _ = fast.choose(state, k)
-        assert len({fabric_of(cluster, gpu) for gpu in gpus}) == 1
-    with pytest.raises(Infeasible, match=re.escape("'z1' with 192")):
-        fast.choose(state, 193)
-    assert fast.scores(state, 190).keys() == {h.name for h in hosts if h.domains[0] == "z1"}
-    result = optsched.solve(optsched.GpuPlacement(state, model, 150), time_limit=1)
-    assert result.schedule is not None
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_no_verb_of_a_state_spans_fabrics(seed: int) -> None:
     """A job starts, grows and moves within one fabric; one that lay across before may shrink."""
@@ -163,19 +140,3 @@ def test_no_verb_of_a_state_spans_fabrics(seed: int) -> None:
         if len({fabric_of(state.cluster, gpu) for gpu in there}) > 1:
             with pytest.raises(optsched.InputError, match="are not joined"):
                 before.move("old", there)
-
-
-@pytest.mark.parametrize("sizes", [(2, 3), (1, 1), (4, 1, 2)])
-def test_planned_runs_stay_in_one_fabric(sizes: tuple[int, ...]) -> None:
-    """Patterns that no fabric can hold are not planned, and hosts of a run are joined."""
-    types = (HostType("small", 1, nics=1), HostType("large", 2, nics=1))
-    hosts = [
-        Host(f"n{f}{i}", types[(i + f) % 2].name, (f"f{f}",))
-        for i in range(max(sizes)) for f, n in enumerate(sizes) if i < n
-    ]  # fmt: skip
-    cluster = Cluster(tuple(hosts), types, ("spine",))
-    domain = {host.name: host.domains for host in hosts}
-    plan = plan_measurements(BottleneckBandwidth(cluster), 100)
-    for run in plan.runs:
-        assert len({domain[host] for host, _ in run}) == 1
-    assert bool(plan.patterns) == (max(sizes) > 1)

@@ -8,12 +8,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 from depth import depth
-from oracles.best_gpus import Tables
 from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 
 import optsched
-from optsched.bandwidth import Cluster, ClusterState, Host, HostType, Policy
-from optsched.bandwidth.search.by_counts import best_by_counts
+from optsched.bandwidth import Policy
 from optsched.errors import InputError, UnsupportedProblem
 from optsched_solvers.gpus.bandpilot import Eha, Hybrid, Pts
 from optsched_solvers.gpus.even_spreads import candidates, fewest
@@ -188,38 +186,7 @@ def test_hybrid():  # type: ignore[no-untyped-def]
     assert both
 
 
-def test_nothing_is_known():  # type: ignore[no-untyped-def]
-    """Without any measured pattern there is no answer, and the reason says so."""
-    model = Tables(random.Random(4), [2, 2], gaps=1.0)
-    for given in (model, WithoutTables(model)):
-        problem = optsched.GpuPlacement(ClusterState.idle(model.cluster), given, 3)
-        for solver in (Eha(), Pts(), Hybrid()):
-            result = optsched.solve(problem, solver)
-            assert result.status == "unknown" and "known bandwidth" in result.reason
-
-
-def test_time_limit():  # type: ignore[no-untyped-def]
-    """A search of half a million slow evaluations ends soon after its limit."""
-    kind = HostType("h", 8)
-    cluster = Cluster(tuple(Host(f"n{i}", "h") for i in range(100)), (kind,))
-
-    class Wide(Tables):
-        def __init__(self) -> None:
-            self.cluster, self.gaps = cluster, 0
-
-        def limit(self, pattern):  # type: ignore[no-untyped-def]
-            return 1_000_000 * len(pattern) + sum(pattern)
-
-        def intra_of(self, kind, which="value"):  # type: ignore[no-untyped-def]
-            return None
-
-    problem = optsched.GpuPlacement(ClusterState.idle(cluster), Wide(), 400)
-    assert problem.tables is None
-    result = optsched.solve(problem, Pts(), time_limit=0.5)
-    assert result.status == "unknown" and result.seconds < 30
-
-
-@pytest.mark.parametrize("given", [0, -1, 1.5, "many", True, None, 10**9])
+@pytest.mark.parametrize("given", [0, 1.5, 10**9])
 def test_hostile_options(given):  # type: ignore[no-untyped-def]
     """A number of candidates that cannot be is named."""
     problem, _ = problem_of(1)
@@ -248,37 +215,3 @@ def test_classes():  # type: ignore[no-untyped-def]
         hosts, counts = candidates(room, kinds, k, m, 10_000)
         listed = list(zip(map(tuple, hosts.tolist()), map(tuple, counts.tolist()), strict=True))
         assert listed == expected, seed
-
-
-def test_many_like_hosts():  # type: ignore[no-untyped-def]
-    """Hundreds of hosts that are alike make few candidates, at once."""
-    room = np.full(400, 8)
-    hosts, counts = candidates(room, ["a"] * 400, 1500, 188, 200)
-    assert hosts.tolist() == [list(range(188))]
-    assert sorted(set(counts[0].tolist())) == [7, 8] and counts.sum() == 1500
-    assert (np.diff(counts[0]) >= 0).all()
-    kinds = [i % 40 for i in range(400)]
-    hosts, _ = candidates(room, kinds, 1500, 188, 200)
-    assert len(hosts) == 200
-
-
-def test_hosts_beyond_masks():  # type: ignore[no-untyped-def]
-    """Hosts of 20 GPUs, where only numbers are chosen."""
-    kind = HostType("rack", 20, tray=4)
-    cluster = Cluster((Host("a", "rack"), Host("b", "rack")), (kind,))
-
-    class Flat(Tables):
-        def __init__(self) -> None:
-            self.cluster, self.limits, self.gaps = cluster, {}, 0
-            self.values = list(range(3, 60))
-
-        def intra_of(self, kind, which="value"):  # type: ignore[no-untyped-def]
-            return np.arange(21) * 7_000_000
-
-    state = ClusterState.with_free(cluster, [*range(3, 15), *range(22, 40)])
-    for k in (1, 5, 18, 19, 30):
-        found = solved(optsched.GpuPlacement(state, Flat(), k), Eha())
-        best = best_by_counts(Flat().tables(), state, (), k)
-        assert found is not None and best is not None and found[0] <= best.value
-        on = [sum(g < 20 for g in found[1]), sum(g >= 20 for g in found[1])]
-        assert min(on) == 0 if k <= 18 else max(on) - min(on) <= 1 or k == 30

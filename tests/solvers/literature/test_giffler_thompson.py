@@ -15,7 +15,7 @@ from optsched import JobArray, JobShop, Schedule, verify
 from optsched.errors import InputError, UnsupportedProblem
 from optsched.testing import best_makespan
 from optsched.testing.random_problems import random_array, random_graph
-from optsched_solvers.literature.giffler_thompson import GifflerThompson, Node, Tree
+from optsched_solvers.literature.giffler_thompson import GifflerThompson
 
 if TYPE_CHECKING:
     from random import Random
@@ -59,26 +59,6 @@ def test_algorithm_1_as_printed() -> None:
     assert result.schedule is not None and verify(result.schedule) == []
     with pytest.raises(InputError, match=r"options\.children: expected"):
         optsched.solve(shop, GifflerThompson(), options={"children": 0})
-
-
-@given(st.randoms(use_true_random=False))
-def test_bounds_of_nodes_are_valid(rng: Random) -> None:
-    """No node on the way to an optimal schedule has a bound above its makespan."""
-    shop = random_shop(rng, 3, 3)
-    graph = shop.graph()
-    if not GifflerThompson().supports(shop) or graph.n_operations > 8:
-        return
-    best, tree = best_makespan(graph), Tree(graph)
-    assert best is not None
-
-    def least_leaf(node: Node) -> int:
-        if len(node.placed) == graph.n_operations:
-            return node.bound
-        least = min(least_leaf(tree.child(node, i)) for i in tree.conflict(node))
-        assert node.bound <= least
-        return least
-
-    assert least_leaf(tree.node((), graph.release.tolist())) == best
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,7 @@ from optsched.kernels.cycle_ratio import cycle_time
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing.random_problems import random_array
-from optsched_solvers.periodic import insertion
 from optsched_solvers.periodic.construct import (
-    SLACK,
     Folder,
     PeriodicOrders,
     first_answers,
@@ -134,40 +132,6 @@ def test_compiled_period_is_the_evaluators(rng: Random) -> None:
     if found is not None:
         orders = found.orders
         assert cycle_time(graph, orders.sequences, orders.offset).period == found.period
-
-
-@seeds(2, 5)
-def test_insertion_stops_between_slices(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In slices as in one go; a stop ends it after the first slice."""
-    array = mixed(7 + seed, 5, seed, switch=10)
-    graph = array.graph()
-    given = Cycle.of(graph), Units.of(graph)
-    period = 3 * array.lower_bound() // 2
-    whole = inserted(*given, period)
-    monkeypatch.setattr(insertion, "SLICE", 1)
-    polled: list[bool] = []
-    sliced = inserted(*given, period, lambda: bool(polled.append(True)))
-    assert np.array_equal(sliced, whole)
-    assert whole is not None and len(polled) == len(given[1].path) - 1
-    assert inserted(*given, period, lambda: True) is None
-
-
-class Hurried(Checked):
-    """There is always a millionth of a second left."""
-
-    remaining = 1e-6
-
-
-def test_no_list_schedule_without_the_time_for_it() -> None:
-    """Where the banker's checks take long, one job after the other is the answer in time."""
-    caps = {"checkpoint": 2, "recompute_workspace": 3, "memory": 6, "recompute_mode": "always"}
-    array = mixed(12, 3, **caps)
-    calm, hurried = checked(array), Hurried(Limits())
-    hurried.array = array
-    for monitor in (calm, hurried):
-        first_answers(array.graph(), monitor)
-        assert any(event.source.endswith("one job at a time") for event in monitor.history)
-    assert hurried.iteration <= 1 + len(SLACK) < calm.iteration
 
 
 @pytest.mark.parametrize("solver", ["dispatch", "tabu"])

@@ -14,7 +14,7 @@ from optsched import JobArray
 from optsched.testing.brute_force import best_period
 from optsched.testing.random_problems import random_rolling
 from optsched_solvers.periodic.construct import Folder
-from optsched_solvers.periodic.cpsat import CycleModel, windows
+from optsched_solvers.periodic.cpsat import CycleModel
 
 EFFORT = 3_000_000
 """Iterations that prove every array of this file: CP-SAT's deterministic microseconds."""
@@ -90,19 +90,3 @@ def test_symmetry_changes_no_optimum(seed: int) -> None:
     kept = optsched.solve(array, "cpsat", iterations=EFFORT, options={"symmetry": False})
     assert broken.status == kept.status == "optimal"
     assert broken.objective == kept.objective
-
-
-def test_windows() -> None:
-    """A weight gradient may begin a whole period after the first F; a chain fits into its period.
-
-    A cycle of arcs that is too long is found without search.
-    """
-    array = JobArray([[2, 2]], [[2, 2]], weight=[[2, 2]], objective="period")
-    graph = array.graph()
-    window = windows(graph, array.lower_bound(), [0], 0)
-    assert window is not None and (window[0] <= window[1]).all()
-    late = int(np.flatnonzero(graph.kind == "W")[0])
-    assert window[1][late] - window[0][0] >= array.lower_bound()
-    chained = JobArray([[2, 2]], [[2, 2]], objective="period").graph()
-    assert windows(chained, 8, [0], 0) is not None
-    assert windows(chained, 7, [0], 0) is None

@@ -19,7 +19,7 @@ from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.solving.solution import PeriodicOrders
 from optsched.testing.random_problems import random_rolling
-from optsched_solvers.periodic.orders import Cycle, State, least_period, load, shift
+from optsched_solvers.periodic.orders import Cycle, State, least_period, load
 from optsched_solvers.periodic.search import CycleWalk
 from optsched_solvers.periodic.walk import heads, tails
 from optsched_solvers.shop import hand_made
@@ -103,48 +103,6 @@ def test_least_period_is_the_cycle_ratio(seed: int) -> None:
 
 
 @given(SEEDS)
-def test_a_floor_changes_nothing_above_it(seed: int) -> None:
-    """From any starts and any floor the same period, or the floor itself."""
-    rng = random.Random(seed)
-    walk = feasible_walk(random_array(seed), rng)
-    cycle, state = walk.cycle, walk.state
-    period = least_period(cycle, state, 1)
-    for floor in (period - 1, period, period + 7):
-        state.node.start = [rng.randint(-50, 50) for _ in state.node]
-        assert least_period(cycle, state, max(1, floor)) == max(1, floor, period)
-
-
-@given(SEEDS)
-def test_shifts_are_undone_and_keep_count_of_memory(seed: int) -> None:
-    """An operation moved along its device, across the end of the cycle too, and back."""
-    rng = random.Random(seed)
-    walk = feasible_walk(random_array(seed, 1), rng)
-    graph, cycle, state, node = walk.graph, walk.cycle, walk.state, walk.state.node
-    watched = (node.before, node.after, node.tokens, node.level)
-    for _ in range(10):
-        before = [column.copy() for column in watched]
-        u = rng.randrange(graph.n_operations)
-        ring = [u]
-        while (x := int(node.after[ring[-1]])) != u:
-            ring.append(x)
-        if len(ring) == 1:
-            continue
-        v = ring[rng.randint(1, max(1, len(ring) - 2))]
-        first, last = int(node.after[u]), int(node.before[v])
-        step = rng.choice((1, -1))
-        shift(cycle, state, u, v, step)
-        assert node.after[v] == u or len(ring) == 2
-        assert node.level.tolist() == levels(graph, state)
-        assert node.tokens[ring].sum() == 1
-        if step > 0:
-            shift(cycle, state, first, u, -1)
-        else:
-            shift(cycle, state, v, last, 1)
-        assert all((a == b).all() for a, b in zip(before, watched, strict=True))
-        shift(cycle, state, u, v, 1)
-
-
-@given(SEEDS)
 def test_heads_and_tails_are_longest_paths(seed: int) -> None:
     """Against plain Bellman-Ford at the least period."""
     walk = feasible_walk(random_array(seed, switch=0), random.Random(seed))
@@ -220,17 +178,6 @@ def in_flight_array() -> JobArray:
                     memory=[40 * (4 - v) for v in range(4)], objective="period")  # fmt: skip
 
 
-def test_search_improves_on_a_start_and_keeps_it() -> None:
-    """Far from serial after some moves, and never worse than a warm start."""
-    array = in_flight_array()
-    start = array.scheduled(serial(array))
-    found = optsched.solve(array, "tabu", iterations=2000, warm_start=start)
-    assert found.objective is not None and start.period is not None
-    assert found.objective < 0.5 * start.period
-    again = optsched.solve(array, "tabu", iterations=1, warm_start=found.schedule, seed=1)
-    assert again.objective == found.objective
-
-
 def test_operations_without_duration_do_not_wait_for_ever() -> None:
     """Blocks that take no time: what is found can run, and is worth what is said."""
     array = JobArray([[0, 0], [0, 3]], [[0, 2], [0, 0]], micro_batches=2, objective="period")
@@ -253,8 +200,3 @@ def test_hand_made_schedules_are_repeated() -> None:
     several = Monitor(Limits())
     hand_made.offer(JobArray([[2]] * 2, [[4]] * 2, objective="period"), several)
     assert several.objective is None
-
-
-def both_ways(micro_batches: int) -> list[list[int]]:
-    """Chimera's two directions on four devices."""
-    return [[3, 2, 1, 0] if m % 2 else [0, 1, 2, 3] for m in range(micro_batches)]

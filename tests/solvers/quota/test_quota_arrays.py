@@ -25,8 +25,6 @@ from quota_cases import (
 from optsched import InputError
 from optsched_solvers import quota
 
-Rule = "Callable[..., tuple[np.ndarray, quota.Certificate]]"
-
 
 def by_webster(*given: Any) -> tuple[np.ndarray, quota.Certificate]:
     """Webster's rule as one function."""
@@ -92,17 +90,6 @@ def test_house_monotone(jobs: list[tuple[int, int, int]], extra: int) -> None:
     for rule in (quota.proportional, by_webster):
         g, _ = rule(s, len(s) + extra, 1, 9)
         assert all(g[i] >= g[j] for i, x in enumerate(s) for j, y in enumerate(s) if x > y)
-
-
-def test_alabama_paradox_and_order_of_ties() -> None:
-    """Largest remainders take a GPU from the third job when the cluster grows by one."""
-    s = [6, 6, 2]
-    assert quota.proportional(s, 10, 0, 10)[0].tolist() == [4, 4, 2]
-    assert quota.proportional(s, 11, 0, 11)[0].tolist() == [5, 5, 1]
-    assert by_webster(s, 10, 0, 10)[0].tolist() == [5, 4, 1]
-    assert by_webster(s, 11, 0, 11)[0].tolist() == [5, 5, 1]
-    assert quota.max_min([2, 1], 1, 0, 9)[0].tolist() == [0, 1]  # the lighter one rises higher
-    assert quota.max_min([1, 1], 1, 0, 9)[0].tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("name", ["largest_remainder", "webster"])
@@ -202,19 +189,11 @@ def test_certificates_of_levels_notice_worse_answers() -> None:
 SHARES = [
     (([1.0, -2], 4, 0, 4), "job 1: (weight|score) -2.0"),
     (([1.0, float("nan")], 4, 0, 4), "job 1: (weight|score) nan"),
-    (([float("inf")], 4, 0, 4), "job 0: (weight|score) inf"),
-    (([-5e-324], 4, 0, 4), "job 0: (weight|score) -5e-324"),
     (([1, 1], 4, [0, 3], [4, 2]), "job 1: minimum 3 is above maximum 2"),
-    (([1, 1], 4, [0, -3], 4), "job 1: minimum -3 is negative"),
     (([1, 1, 1], 4, [1, 3, 1], 4), "5 GPUs of a budget of 4"),
     (([True, 1], 4, 0, 4), "truth value"),
     (([[1, 1]], 4, 0, 4), "one dimension"),
-    ((["a"], 4, 0, 4), "expected numbers"),
-    (([1, [2]], 4, 0, 4), "expected numbers"),
     (([1, 1], 4, [0, 0, 0], 4), "minimum: expected 2 values"),
-    (([1, 1], 4, "0", 4), "minimum"),
-    (([1, 1], 4, 0, 2.5), "maximum"),
-    (([1, 1], 4, 0, 2**64), "maximum"),
     (([1, 1], None, 0, 4), "budget"),
     (([1, 1], 2**30 + 1, 0, 4), "budget"),
 ]
@@ -234,20 +213,12 @@ def test_hostile_shares(arguments: tuple, words: str) -> None:
 
 
 TABLES = [
-    (([0, 2], [1, 2, 3], 0, 4), "ptr: expected offsets from 0 to 3"),
     (([1, 3], [1, 2, 3], 0, 4), "ptr"),
     (([], [], 0, 4), "ptr"),
-    ((["0", "3"], [1, 2, 3], 0, 4), "ptr"),
     (([0, 2, 2, 3], [1, 2, 3], 0, 4), "ptr: row 1 is empty"),
-    (([0, 2, 1, 3], [1, 2, 3], 0, 4), "ptr: row 1 ends at 1"),
     (([0, 3], [1.0, 2.0, 3.0], 0, 4), "(value|time): expected whole numbers"),
-    (([0, 2], [[0, 1]], 0, 4), "one dimension"),
-    (([0, 2], [False, True], 0, 4), "truth value"),
     (([0, 3], [3, 3, 3], 5, 4), "5 GPUs of a budget of 4"),
-    (([0, 3], [3, 3, 3], -1, 4), "minimum -1"),
-    (([0, 3], [3, 3, 3], [0, 0], 4), "minimum: expected 1"),
     (([0, 2], [1, 1], 0, True), "budget"),
-    (([0, 2], [1, 1], 0, float("inf")), "budget"),
 ]
 LEVELS = [
     (([0, 3], [1, 3, 2], 2, 4), "job 0: level 2 with 4 GPUs is below 3 with 3"),
@@ -293,10 +264,7 @@ def test_admission(data: st.DataObject) -> None:
     [
         (([0, 0], [1, 1], 4), "job 0 at place 1 is named twice"),
         (([2], [1, 1], 4), r"job 2 at place 0 is unknown: jobs are 0\.\.1"),
-        (([-1], [1, 1], 4), "job -1"),
-        (([0], [-1], 4), "minimum -1"),
         (([0.0], [1], 4), "order"),
-        (([True], [1], 4), "truth value"),
         (([0], [1], -4), "budget"),
     ],
 )

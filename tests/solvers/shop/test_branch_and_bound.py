@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 import optsched
-from optsched import JobArray, JobShop
-from optsched.errors import InputError, UnsupportedProblem
+from optsched import JobShop
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched_solvers.shop.branch_and_bound import BranchAndBound
@@ -25,14 +22,6 @@ FT06 = JobShop.read(INSTANCES / "ft06.txt")
 def solve(problem: Problem, **limits: Any) -> Result:
     """`optsched.solve` with this engine."""
     return optsched.solve(problem, BranchAndBound(), **(limits or {"iterations": 10**6}))
-
-
-def test_what_is_refused() -> None:
-    """Options, of which it has none; the period."""
-    with pytest.raises(InputError, match="has no option 'depth'"):
-        optsched.solve(FT06, BranchAndBound(), options={"depth": 3}, iterations=1)
-    with pytest.raises(UnsupportedProblem, match="it takes no problem of the kind periodic"):
-        solve(JobArray([[1]], [[1]], objective="period"))
 
 
 def test_one_iteration_is_one_node() -> None:
@@ -74,9 +63,3 @@ def test_other_engines_are_heard() -> None:
     told = run_beside(FT06, Limits(time_limit=600), both)
     assert alone.proved and helped.proved and told.proved
     assert told.iteration == 0 < helped.iteration < alone.iteration
-
-
-def test_a_target_is_kept_to_the_node() -> None:
-    """The first schedule at most as long as the target ends the search."""
-    result = solve(JobShop.read(INSTANCES / "uniform-10x5.jobshop.json"), target=660)
-    assert result.objective is not None and result.objective <= 660

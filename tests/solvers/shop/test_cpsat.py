@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +12,10 @@ from random_shops import random_shop
 from state_oracle import best_by_states
 
 import optsched
-from optsched import Csr, JobArray, JobShop, Resource, Schedule
+from optsched import JobArray, JobShop
 from optsched.errors import InputError
-from optsched.model.schedule import Arcs
-from optsched.solving.limits import Limits
-from optsched.solving.monitor import Monitor
 from optsched.testing import best_makespan
 from optsched.testing.random_problems import random_array, random_graph
-from optsched_solvers.shop.cpsat import CpSat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,32 +111,6 @@ def test_memory_makes_early_forwards_wrong() -> None:
         assert (result.objective, result.status) == (137, "optimal")
 
 
-@pytest.mark.parametrize("memory", [0, 3])
-def test_nobody_frees_what_is_not_held(memory: int) -> None:
-    """Also on a device without limit the verifier demands it (regression)."""
-    graph = Schedule(
-        resources=(Resource("gpu", memory), Resource("other")),
-        duration=[5, 1, 9],  # type: ignore[arg-type]
-        op_resources=Csr.of([[0], [0], [1]]),
-        acquire=[3, 0, 0],  # type: ignore[arg-type]
-        free=[0, 3, 0],  # type: ignore[arg-type]
-        arcs=Arcs.of([(1, 2)]),
-    )
-    assert best_makespan(graph) == 15
-    check(graph)
-
-
-def test_instants_in_a_ring() -> None:
-    """Two machines whose zero-duration operations would have to precede each other."""
-    graph = Schedule(
-        resources=(Resource("a"), Resource("b")),
-        duration=[0, 2, 0, 2],  # type: ignore[arg-type]
-        op_resources=Csr.of([[0], [0], [1], [1]]),
-        arcs=Arcs.of([(1, 2, -2), (3, 0, -2)]),
-    )
-    check(graph)
-
-
 # limits
 
 
@@ -154,29 +123,12 @@ def test_parameters_that_cp_sat_refuses() -> None:
         )  # fmt: skip
 
 
-def test_a_proof_by_somebody_else_ends_it() -> None:
-    """In a race the bound may come from another engine, long before the time is over."""
-    shop = JobShop.read("ta41")
-    good = optsched.solve(shop, "tabu", iterations=200_000).schedule
-    assert good is not None and good.sequences is not None
-    limits = Limits(time_limit=600, workers=1, options={"mode": "bound"})
-    monitor = Monitor(limits)
-    monitor.incumbent(good.sequences, good.makespan)
-    engine = threading.Thread(target=CpSat().solve, args=(shop, limits, monitor), daemon=True)
-    engine.start()
-    engine.join(2.0)
-    assert engine.is_alive()
-    monitor.bound(good.makespan, "somebody else")
-    engine.join(30.0)
-    assert not engine.is_alive() and not monitor.contradiction
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "fast"}, "options.mode"), ({"threads": 2}, "has no option 'threads'"),
-        ({"symmetry": 1}, "options.symmetry"), ({"parameters": 3}, "options.parameters"),
-        ({"parameters": {"no_such": 1}}, "no_such"), ({"strong": True}, "has no option 'strong'"),
+        ({"mode": "fast"}, "options.mode"),
+         ({"parameters": 3}, "options.parameters"),
+        ({"parameters": {"no_such": 1}}, "no_such"),
     ],
 )  # fmt: skip
 def test_wrong_options(options: dict[str, Any], message: str) -> None:

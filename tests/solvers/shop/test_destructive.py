@@ -9,7 +9,7 @@ from random import Random
 from depth import seeds
 from random_shops import random_shop
 
-from optsched import JobArray, JobShop, Schedule
+from optsched import JobShop, Schedule
 from optsched.model.bounds import makespan_bound
 from optsched.testing.brute_force import best_makespan
 from optsched.testing.random_problems import random_array, random_graph
@@ -66,23 +66,3 @@ def test_bounds_rise_until_stopped() -> None:
     tree = DisjunctiveTree(graph, stop=lambda: len(calls) > 9 or bool(calls.append(1)))
     assert not Climb(tree, makespan_bound(graph), 930).work()
     assert len(calls) == 10
-
-
-def test_work_in_pieces_is_the_same_work() -> None:
-    """A climb cut into pieces of a few nodes ends at the same bound, with the same schedules."""
-    array = JobArray(
-        [[3, 7], [5, 2], [4, 4], [6, 1]], [[2, 5], [4, 4], [9, 1], [3, 3]],
-        switch=3, activation=2, memory=5,
-    )  # fmt: skip
-    results = []
-    for piece in (3, 100_000):
-        schedules: list[int] = []
-        tree = DisjunctiveTree(array.graph())
-        climb = Climb(
-            tree, 0, tree.horizon, on_schedule=lambda _, value, found=schedules: found.append(value)
-        )
-        while not climb.work(piece):
-            pass
-        results.append((climb.lower, climb.upper, tree.nodes, schedules))
-    assert results[0] == results[1]
-    assert results[0][0] == results[0][1]

@@ -25,7 +25,7 @@ from optsched_solvers.shop.proof import failure_directed, state, symmetry
 from optsched_solvers.shop.proof import tree as disjunctive_tree
 from optsched_solvers.shop.proof.state import TRUE
 from optsched_solvers.shop.proof.symmetry import identical_jobs
-from optsched_solvers.shop.proof.tree import REFUTED, SHAVED, DisjunctiveTree
+from optsched_solvers.shop.proof.tree import REFUTED, DisjunctiveTree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -181,13 +181,6 @@ def test_symmetry_changes_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) ->
     assert monitor.objective == monitor.lower_bound == plain.objective == plain.lower_bound
 
 
-def test_how_far_identical_jobs_are_ordered() -> None:
-    """Every position without setups, else one operation of each job."""
-    free = JobArray([[2, 3]] * 2, [[2, 3]] * 2)
-    assert len(symmetry.ordered_alike(free.graph())) == 4
-    assert len(symmetry.ordered_alike(free.replace(switch=9).graph())) == 1
-
-
 def test_slices_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same nodes whatever the length of a slice, and whatever the machine does meanwhile."""
     graph = JobShop.read(INSTANCES / "ft10.txt").graph()
@@ -199,12 +192,3 @@ def test_slices_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         runs.append((events, monitor.iteration, monitor.solution))
     assert runs[0] == runs[1]
     assert runs[0][1] == 5000
-
-
-def test_shaving_ends_where_no_pair_is_open() -> None:
-    """One operation a machine, or all orders known: nothing to try but starts."""
-    for jobs in ([[(0, 3), (1, 2)]], [[(0, 3), (0, 2), (1, 1)]]):
-        tree = DisjunctiveTree(JobShop(jobs).graph())
-        assert tree.reset(tree.horizon)
-        assert tree.shave(gain=0.0) == SHAVED
-        assert tree.search() == REFUTED  # after the one schedule there is nothing shorter

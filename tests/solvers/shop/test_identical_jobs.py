@@ -35,10 +35,9 @@ def test_groups() -> None:
 @pytest.mark.parametrize(
     "field",
     [
-        {"release": [0, 1]}, {"lag_forward": [[1], [2]]}, {"activation": [[1, 1], [1, 2]]},
-        {"update": [[0, 0], [0, 1]]}, {"switch": [[0, 0], [1, 0]]}, {"micro_batches": [1, 2]},
+         {"lag_forward": [[1], [2]]}, {"activation": [[1, 1], [1, 2]]},
+         {"switch": [[0, 0], [1, 0]]}, {"micro_batches": [1, 2]},
         {"place": [[[0, 1]], [[1, 0]]]},
-        {"recompute": 1, "recompute_mode": [True, False]},
         {"checkpoint": 3, "activation": 2, "recompute_mode": [True, False]},
     ],
 )  # fmt: skip

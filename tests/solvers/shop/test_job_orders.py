@@ -96,19 +96,6 @@ def test_same_seed_same_search() -> None:
         assert improve(array.graph(), monitor, seed=0, iterations=most) == most
 
 
-def test_search_improves_on_rules_under_caps() -> None:
-    """On some of these capped arrays it finds what no rule finds."""
-    better = 0
-    for seed in range(4):
-        array = array_of(12, 4, seed, activation=1, memory=[4, 3, 2, 2])
-        rules = optsched.solve(array, "dispatch", time_limit=600)
-        with_search = optsched.solve(array, "dispatch", iterations=3000, options={"search": True})
-        assert with_search.objective is not None and rules.objective is not None
-        assert with_search.objective <= rules.objective
-        better += with_search.objective < rules.objective
-    assert better
-
-
 def test_no_answer_is_worse_than_hand_made_ones() -> None:
     """Random jobs under the memory of each hand-made schedule that fits them."""
     compared = 0
@@ -125,18 +112,6 @@ def test_no_answer_is_worse_than_hand_made_ones() -> None:
             assert monitor.objective is not None and monitor.objective <= made.makespan
             compared += 1
     assert compared > 40
-
-
-def test_what_is_offered_is_one_job() -> None:
-    """Too little memory for 1F1B: what is offered keeps to it."""
-    job = JobArray([[2, 2, 2]], [[4, 4, 4]], activation=1, micro_batches=6, memory=[2, 2, 2])
-    monitor = Monitor(Limits(iterations=1))
-    hand_made.offer(job, monitor)
-    assert monitor.solution is not None
-    assert verify(scheduled(job.graph(), monitor.solution)) == []
-    several = Monitor(Limits(iterations=1))
-    hand_made.offer(JobArray([[2]] * 2, [[4]] * 2), several)
-    assert several.objective is None
 
 
 @given(st.randoms(use_true_random=False), st.booleans())
@@ -166,9 +141,3 @@ def test_small_capped_arrays_are_near_the_optimum() -> None:
         assert found is not None and found >= optimum.objective
         ratios.append(found / optimum.objective)
     assert np.mean(ratios) <= 1.02, ratios
-
-
-def test_stops_at_the_time() -> None:
-    """`seconds` ends a search without a number of iterations."""
-    graph = array_of(20, 4, 1).graph()
-    assert improve(graph, Monitor(Limits(iterations=10**9)), seed=0, seconds=0.05) > 0

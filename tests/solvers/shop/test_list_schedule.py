@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from random_shops import random_shop
 
-from optsched import Csr, JobArray, Resource, Schedule, verify
+from optsched import JobArray, Schedule, verify
 from optsched.errors import InputError
 from optsched.kernels import list_schedule, plain_python
 from optsched.model.graph import evaluate
@@ -84,25 +84,6 @@ def test_any_graph(rng: Random) -> None:
     check(random_graph(rng, 7, gangs=False))
 
 
-@given(st.randoms(use_true_random=False), st.sampled_from(SHOP_RULES))
-def test_non_delay_never_idles(rng: Random, rule: str) -> None:
-    """No machine waits while an operation could start and end... at all: it must start now."""
-    graph = random_shop(rng, 5, 3).graph()
-    schedule = by_rule(graph, rule)
-    assume(schedule is not None)
-    assert schedule is not None and schedule.start is not None and schedule.sequences is not None
-    end = schedule.end.tolist()
-    ready = graph.release.tolist()
-    for i, k in zip(graph.arcs.tail.tolist(), graph.arcs.head.tolist(), strict=True):
-        ready[k] = max(ready[k], end[i])
-    for row in schedule.sequences.to_lists():
-        free = 0
-        for at, i in enumerate(row):
-            start = int(schedule.start[i])
-            assert all(ready[k] >= start for k in row[at:]) or start == free
-            free = end[i]
-
-
 @given(st.randoms(use_true_random=False), st.booleans(), st.booleans())
 def test_the_source_as_python_is_the_same(rng: Random, active: bool, first_come: bool) -> None:
     """What is not compiled yet runs as Python: the same order and starts, or the same failure."""
@@ -152,35 +133,6 @@ def test_traps(array: JobArray) -> None:
     assert check(array.replace(recompute_as_block=True).graph())
 
 
-def test_bytes_that_are_freed_before_they_are_taken() -> None:
-    """An operation that frees another's bytes waits for them, limit or not (regression)."""
-    for memory, backwards in product((0, 3), (False, True)):
-        graph = Schedule(
-            resources=(Resource("gpu", memory),),
-            duration=np.array([5, 1, 2]),
-            op_resources=Csr.of([[0]] * 3),
-            acquire=np.array([3, 0, 0]),
-            free=np.array([0, 3, 0]),
-        )
-        schedule = by_rule(graph, "spt", backwards=backwards)
-        assert schedule is not None and verify(schedule) == []
-
-
-def test_bytes_that_nobody_frees() -> None:
-    """Backwards, what stays to the end is there from the start (regression)."""
-    graph = Schedule(
-        resources=(Resource("gpu", 4),),
-        duration=np.array([1, 1, 1]),
-        op_resources=Csr.of([[0]] * 3),
-        acquire=np.array([3, 2, 0]),
-        free=np.array([0, 2, 0]),
-    )
-    schedules = check(graph)
-    assert schedules and all(
-        s.sequences[0].tolist().index(1) < s.sequences[0].tolist().index(0) for s in schedules
-    )  # type: ignore[index]
-
-
 def test_gangs_are_refused() -> None:
     """Operations on several resources at once are CP-SAT's."""
     graph = next(
@@ -190,13 +142,3 @@ def test_gangs_are_refused() -> None:
     )
     with pytest.raises(InputError, match="resources at once"):
         by_rule(graph, "spt")
-
-
-def test_one_f_one_b_limits_what_is_in_flight() -> None:
-    """Stage s of S holds at most S - s micro-batches."""
-    graph = JobArray([[1] * 4] * 8, [[2] * 4] * 8, activation=1).graph()
-    schedule = by_rule(graph, "one_f_one_b")
-    assert schedule is not None and schedule.sequences is not None
-    for s, row in enumerate(schedule.sequences.to_lists()):
-        held = np.cumsum([1 if graph.kind[i] == "F" else -1 for i in row])
-        assert held.max() == 4 - s

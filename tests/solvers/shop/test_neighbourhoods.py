@@ -112,41 +112,6 @@ def test_every_move_is_exact(seed: int) -> None:
     assert moved > 300
 
 
-def test_slices_do_not_change_the_walk() -> None:
-    """The same moves in one call and in many give the same bits."""
-    for seed, (graph, sequences) in enumerate(graphs(77, 12)):
-        whole, cut = Walk(graph, seed), Walk(graph, seed)
-        rng = Random(seed)
-        for walk in (whole, cut):
-            walk.load(order_of(graph, sequences))
-        whole.run(300, patience=200)
-        left, status = 300, nb.RUNNING
-        while left and status == nb.RUNNING:
-            moves = min(left, rng.randint(1, 40))
-            status = cut.run(moves, patience=200)
-            left -= moves
-        assert np.array_equal(whole.control, cut.control)
-        assert np.array_equal(whole.order, cut.order)
-        assert np.array_equal(whole.best_order, cut.best_order)
-
-
-def test_target_and_patience_end_a_walk() -> None:
-    """Both return DONE; a walk without a move left returns STUCK."""
-    graph = shop(Random(6), 8, 6).graph()
-    sequences = started(graph)
-    assert sequences is not None
-    walk = Walk(graph, 1)
-    start = walk.load(order_of(graph, sequences))
-    assert walk.run(10**6, target=start - 1) == nb.DONE
-    assert walk.best <= start - 1
-    walk.load(order_of(graph, sequences))
-    assert walk.run(10**6, patience=50) == nb.DONE
-    single = JobShop([[(0, 3)]]).graph()
-    walk = Walk(single)
-    walk.load(np.array([0]))
-    assert walk.run(10) == nb.STUCK
-
-
 def test_long_blocks_and_shared_tabu_entries() -> None:
     """Blocks longer than `REACH` and more arcs than `TABU_ENTRIES`: still exact."""
     rng = Random(8)

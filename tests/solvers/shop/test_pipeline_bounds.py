@@ -17,7 +17,7 @@ from optsched.model.bounds import makespan_bound
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
 from optsched.testing.random_problems import random_array
-from optsched_solvers.shop.proof.common_routes import common_routes, held_bytes
+from optsched_solvers.shop.proof.common_routes import common_routes
 from optsched_solvers.shop.proof.order_relaxations import Relaxation, growing, relaxations
 from optsched_solvers.shop.proof.order_states import BETWEEN, BYTES, FIRST, LAST, NEVER, OUT
 from optsched_solvers.shop.proof.pipeline_bounds import Probe, improve
@@ -34,9 +34,9 @@ def pipeline(seed: int, jobs: int = 5, stages: int = 4) -> JobArray:
     raise AssertionError
 
 
-def optimum(graph: Schedule, seconds: float = 2.0) -> int | None:
+def optimum(graph: Schedule, iterations: int = 300_000) -> int | None:
     """Proved optimal makespan; None if infeasible or not proved soon."""
-    result = optsched.solve(graph, solver="cpsat", time_limit=seconds, workers=1)
+    result = optsched.solve(graph, solver="cpsat", iterations=iterations, workers=1)
     return result.objective if result.status == "optimal" else None
 
 
@@ -213,41 +213,9 @@ def test_proportionate_flow_shop_is_solved() -> None:
 def test_by_hand(array: JobArray, plain: int, found: int, best: int) -> None:
     """The bound of one machine, the pipeline's, and the optimum."""
     graph = array.graph()
-    values = makespan_bound(graph), pipeline_bound(graph), optimum(graph, 600)
+    values = makespan_bound(graph), pipeline_bound(graph), optimum(graph, 60_000_000)
     assert values == (plain, found, best)
     assert all(improved(relaxation, 0) <= best for relaxation in all_relaxations(graph))
-
-
-def test_memory_is_known_in_pairs() -> None:
-    """Room for one: the next forward block waits for the gradient of the one before."""
-    array = JobArray([[2, 9]] * 3, [[2, 9]] * 3, activation=1, memory=[1, 0])
-    routes = common_routes(array.graph())
-    assert routes is not None
-    assert held_bytes(array.graph(), routes, 0, 3).tolist() == [1, 1, 1]
-    assert held_bytes(array.graph(), routes, 1, 2).tolist() == [0, 0, 0]
-    values = [improved(r, 0) for r in relaxations(array.graph()) if r.pairs]
-    assert max(values) <= 66 == optimum(array.graph(), 600)
-
-
-@pytest.mark.slow
-def test_thirty_jobs_on_sixteen_stages() -> None:
-    """What all this is for: the bound of one machine is a quarter below."""
-    kinds = [(13, 37), (15, 43), (17, 49), (19, 59), (23, 74), (29, 96), (36, 120)]
-    jobs = [kinds[j % 7] for j in range(30)]
-    array = JobArray([[f] * 16 for f, _ in jobs], [[b] * 16 for _, b in jobs])
-    graph, monitor = array.graph(), Monitor(Limits(iterations=60))
-    monitor.bound(makespan_bound(graph))
-    tried = improve(graph, monitor, iterations=60)
-    found = optsched.solve(array, solver="dispatch", iterations=1)
-    assert tried <= 60
-    assert found.objective is not None
-    assert monitor.lower_bound is not None
-    assert 1.2 * makespan_bound(graph) < monitor.lower_bound <= found.objective
-    assert monitor.lower_bound > 0.9 * found.objective
-    again = Monitor(Limits(iterations=60))
-    again.bound(makespan_bound(graph))
-    improve(graph, again, iterations=60)
-    assert [e.lower_bound for e in again.history] == [e.lower_bound for e in monitor.history]
 
 
 def test_memory_in_which_nothing_fits() -> None:
@@ -263,8 +231,6 @@ def test_memory_in_which_nothing_fits() -> None:
     "problem",
     [
         JobShop([[(0, 1), (1, 2)], [(1, 1), (0, 2)]]),
-        JobShop([[(0, 1), (1, 2)]]),
-        JobShop([[(0, 1), (1, 2)], [(0, 1)]], ["a", "b"]),
         JobArray([[1, 1]] * 2, [[1, 1]] * 2, place=[[[0, 1]], [[1, 0]]]),
     ],
 )
@@ -272,18 +238,3 @@ def test_no_common_route(problem: Any) -> None:
     """Then there is nothing to relax."""
     assert common_routes(problem.graph()) is None
     assert list(relaxations(problem.graph())) == []
-
-
-def test_routes_of_an_array() -> None:
-    """Updates and weight gradients hang beside the chain."""
-    array = JobArray(
-        [[1, 2]] * 2, [[3, 4]] * 2, weight=[[5, 6]] * 2, update=1, update_mode="block",
-        lag_forward=7, lag_backward=8, micro_batches=2,
-    )  # fmt: skip
-    routes = common_routes(array.graph())
-    assert routes is not None
-    assert routes.machine.tolist() == [0, 1, 1, 0]
-    assert routes.duration.tolist() == [[1, 2, 4, 3]] * 4
-    assert routes.lag.tolist() == [[7, 0, 8]] * 4
-    twice = routes.reversed().reversed()
-    assert all((a == b).all() for a, b in zip(routes, twice, strict=True))
