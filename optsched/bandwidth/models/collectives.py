@@ -60,13 +60,7 @@ def bus_factor(op: str, ranks: int) -> float:
 
 
 def named_in(line: str, place: str) -> str | None:
-    """The collective of a line that names one program of nccl-tests, else None.
-
-    Raises
-    ------
-    InputError
-        A program of no supported collective.
-    """
+    """The collective of a line that names one program of nccl-tests, else None."""
     found = {name.replace("_to_", "to") for name in _NAME.findall(line)}
     if not found and (begun := _STARTING.search(line)):
         found = {begun[1].removesuffix("_perf")}

@@ -167,12 +167,7 @@ def shares(
 def divided(alone: IntArray, capacity: IntArray, others: IntArray) -> IntArray:
     """Divide joint capacities in proportion to demands; -1 where a bandwidth is not measured.
 
-    Parameters
-    ----------
-    alone, capacity
-        Bandwidths alone, and least joint bandwidths; negative if not measured, shape (n,).
-    others
-        Sum of the demands of the jobs that interfere.
+    All of shape (n,): bandwidths alone, least joint bandwidths, demands of jobs that interfere.
     """
     value, total = alone.copy(), alone + others
     tight = (alone >= 0) & (capacity >= 0) & (total > capacity)

@@ -30,21 +30,11 @@ class GaussianProcess:
     Matern 1/2 lets neighbours differ abruptly, as counts of GPUs do (8 is not like 7); smoother
     kernels are surer than right. Scales learnt by marginal likelihood predict and choose no
     better (docs/choosing-gpus-figures.md).
-
-    Parameters
-    ----------
-    inputs
-        Shape (n, d), distinct rows.
-    trend
-        Regressors of the trend, shape (n, q), each times the deviation of its coefficient; the
-        coefficients are 0 on average.
-    values
-        What is left after the prior mean, shape (n,).
     """
 
-    inputs: Floats
-    trend: Floats
-    values: Floats
+    inputs: Floats  # shape (n, d), distinct rows
+    trend: Floats  # regressors, shape (n, q), each times the deviation of its coefficient
+    values: Floats  # what is left after the prior mean, shape (n,)
 
     @cached_property
     def inflation(self) -> float:

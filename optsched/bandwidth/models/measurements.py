@@ -187,11 +187,6 @@ def check_table(cluster: Cluster, table: MeasurementTable) -> MeasurementTable:
     """Refuse measurements of patterns, hosts or GPUs that a cluster has not, or does not join.
 
     Rows that name machines of a host (trays) are returned with its name, ids and pattern.
-
-    Raises
-    ------
-    InputError
-        With the position of the measurement.
     """
     if not isinstance(cluster, Cluster):
         raise InputError(f"cluster: expected a Cluster, got {cluster!r:.60}")

@@ -51,15 +51,8 @@ class SurrogateNetwork(nn.Module):
     def forward(self, hosts: Tensor, total: Tensor, present: Tensor) -> Tensor:
         """Scaled logarithm of the bandwidth, shape (samples,).
 
-        Parameters
-        ----------
-        hosts
-            Scaled features, shape (samples, hosts, FEATURES).
-        total
-            Scaled total number of GPUs, shape (samples,).
-        present
-            Whether a host is used, shape (samples, hosts): others enter no attention and not the
-            pooling.
+        `hosts` has shape (samples, hosts, FEATURES); those not `present`, shape (samples, hosts), enter
+        no attention and not the pooling.
         """
         x = self.embedding(hosts)
         for layer in self.layers:
@@ -104,17 +97,6 @@ def train(
 
     Smooth L1 between scaled logarithms; being above a censored value is no error. Adam, with a
     rate that falls by a cosine.
-
-    Parameters
-    ----------
-    samples
-        At least one.
-    scaling
-        Of inputs and outputs.
-    seed
-        Of initial weights, batches and dropout.
-    epochs
-        Passes over all samples.
     """
     with undisturbed(seed), torch.enable_grad():
         network = SurrogateNetwork()

@@ -139,12 +139,6 @@ def samples_of(
     A measurement without GPUs stands for average hosts: the median of all subsets of a size.
 
     `by_gpu`: with the tokens of the naive variant.
-
-    Raises
-    ------
-    InputError
-        A pattern or GPU that is not in the cluster, a bandwidth of 0, or a pattern without GPUs:
-        on a cluster with host types too different for an average, or for the naive variant.
     """
     table = check_table(cluster, table)
     found = []

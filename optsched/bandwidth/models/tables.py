@@ -60,16 +60,7 @@ WHOLE_HOST: Final = 1 << 50
 class CountTables:
     """B(S) = min(network[pattern of S], intra of every host) as integers, kB/s.
 
-    Parameters
-    ----------
-    cluster
-        The hosts.
-    network
-        Limit by state of the automaton.
-    intra
-        By type of host: values by subset or by count; None where nothing within a host limits.
-    arrays
-        What kernels read.
+    `network` by state of the automaton; `intra` by type of host, None where nothing limits.
     """
 
     cluster: Cluster

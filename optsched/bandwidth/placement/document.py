@@ -63,20 +63,10 @@ def read(path: str | os.PathLike[str]) -> GpuPlacement:
 
 
 def from_tree(tree: Any, name: str) -> GpuPlacement:
-    """Read a GPU placement from parsed JSON.
+    """Read a GPU placement from parsed JSON, ``optsched.subset/1``.
 
-    Parameters
-    ----------
-    tree
-        ``optsched.subset/1``; the model is a document ``optsched.bandwidth/1`` or the ``file``
-        that holds it (beside this one) with its ``sha256``.
-    name
-        File name for messages, and the place from which a model's file is read.
-
-    Raises
-    ------
-    InputError
-        With the path in the document, the rule and the value.
+    The model is a document ``optsched.bandwidth/1``, or the ``file`` beside this one that holds it
+    with its ``sha256``; `name` is the file in messages.
     """
     found = decode_document(tree, _Document, FORMAT, name)
     model = _model(found.model, name)
@@ -90,13 +80,7 @@ def from_tree(tree: Any, name: str) -> GpuPlacement:
 
 
 def to_json(problem: GpuPlacement, model_file: str | os.PathLike[str] | None = None) -> bytes:
-    """The document ``optsched.subset/1``; with the model inside, or by the file beside it.
-
-    Raises
-    ------
-    InputError
-        The model has no document.
-    """
+    """The document ``optsched.subset/1``; with the model inside, or by the file beside it."""
     members: dict[str, Any] = {"format": FORMAT}
     if problem.name:
         members["name"] = problem.name

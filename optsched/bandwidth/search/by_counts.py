@@ -112,17 +112,7 @@ class _Space(NamedTuple):
 
 
 class CountSearch:
-    """The exact search by counts, with everything prepared that does not depend on the state.
-
-    Parameters
-    ----------
-    tables
-        Bandwidths of the cluster.
-    policy
-        By default everything is allowed.
-    ties
-        Whether the choice among equals matters; see `GpuPlacement`.
-    """
+    """The exact search by counts, with everything prepared that does not depend on the state."""
 
     def __init__(
         self, tables: CountTables, policy: Policy | None = None, *, ties: bool = False
@@ -150,20 +140,10 @@ class CountSearch:
         *,
         whole: Bools | None = None,
     ) -> tuple[Answer | None, bool]:
-        """The best choice, and whether the search was complete; its preference is ignored.
+        """The best choice, and whether the search was complete; a preferred level is ignored.
 
-        Parameters
-        ----------
-        here
-            The state with the free GPUs that `Policy.usable` leaves.
-        jobs
-            See `jobs_of`.
-        k, nodes, leaves
-            As in `best_by_counts`.
-        bounds
-            On the counts of hosts, beside the policy's own.
-        whole
-            Hosts that were whole before rails left some of their GPUs in `here`.
+        `here` is what `Policy.usable` leaves, `whole` the hosts that were whole before rails left some
+        of their GPUs; `bounds` come in addition to the policy's.
         """
         if here.cluster.rails and not self._single_rail:
             return self._choose_on_rails(here, jobs, k, nodes, leaves, bounds)

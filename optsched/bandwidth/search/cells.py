@@ -140,14 +140,8 @@ def alone(q, level, inside, low, high, exact, counts):  # type: ignore[no-untype
 def take(q, p, free, forced, x, y, fit, counts):  # type: ignore[no-untyped-def]
     """Fill in counts with sum k, at most `free`, on few hosts; False: they are not found.
 
-    Parameters
-    ----------
-    q, p, x, y
-        What is too much is given back where `p` stays best, at least x and y.
-    free, forced
-        Most by host, and hosts to be used.
-    fit
-        Exchange whole hosts for used hosts, and hosts for hosts with fewer free GPUs.
+    What is too much is given back where `p` stays best, at least x and y. `forced`: hosts to use.
+    `fit`: exchange whole hosts for used hosts, and hosts for hosts with fewer free GPUs.
     """
     if q.slice_size == 1:
         found = fill(q, p, free, forced, q.k, x, y, fit, counts)

@@ -74,17 +74,7 @@ class Domain(NamedTuple):
         return Part(good, joint, single, thin)
 
     def cells(self, part: Part, bound: int, value: int) -> npt.NDArray[np.void]:
-        """Pairs of thresholds that may have more than `value`, by falling bound.
-
-        Parameters
-        ----------
-        part
-            See `part`.
-        bound
-            On what S has alone.
-        value
-            Of the best choice so far.
-        """
+        """Pairs of thresholds that may have more than `value`, by falling bound."""
         others = np.concatenate([part.joint[self.inside].ravel(), part.thin_at])
         xs, ys = _thresholds(part.good), _thresholds(others)
         cells = np.zeros(len(xs) * len(ys), CELL)

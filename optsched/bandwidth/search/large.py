@@ -47,18 +47,8 @@ class LargeSearch:
     ) -> Answer | None:
         """The best choice found; None if none obeys the policy or all patterns are unmeasured.
 
-        Parameters
-        ----------
-        state, k
-            Free GPUs, and how many are requested.
-        demands
-            kB/s of every job of the state.
-        policy
-            See `Policy`; by default everything is allowed.
-        deadline
-            Reading of `time.monotonic` by which to answer; a first choice is always made.
-        bounds
-            On the counts of hosts, in addition to the policy's.
+        `demands` are kB/s by job; `deadline` is a reading of `time.monotonic`: a first choice is always
+        made. `bounds` come in addition to the policy's; a preferred level is ignored.
         """
         rules = policy or Policy()
         if not state.cluster.rails:
@@ -89,15 +79,7 @@ class LargeSearch:
         policy: Policy | None = None,
         deadline: float | None = None,
     ) -> list[Answer]:
-        """The n best choices found that differ in their counts, the best first.
-
-        Parameters
-        ----------
-        state, k, demands, policy, deadline
-            As in `choose`.
-        n
-            How many; there may be fewer.
-        """
+        """The n best choices found that differ in their counts, the best first."""
         search = self._search(state, k, demands, policy or Policy(), deadline, None, keeps=True)
         if search is None or search.best is None:
             return []
@@ -120,11 +102,6 @@ class LargeSearch:
         """Of every host the bandwidth of the best choice found with a GPU of it.
 
         A host that no choice uses is left out; one that time left open has a bandwidth of 0.
-
-        Parameters
-        ----------
-        state, k, demands, policy, deadline
-            As in `choose`.
         """
         search = self._search(state, k, demands, policy or Policy(), deadline, None, keeps=True)
         if search is None or search.best is None:

@@ -18,13 +18,6 @@ def order_of(state: ClusterState, gpus: Iterable[int]) -> tuple[int, ...]:
     """Domains used at every level from the top down, hosts, and hosts that were whole.
 
     Of choices of equal bandwidth the one with the least order wins; see `rules_of` for its parts.
-
-    Parameters
-    ----------
-    state
-        Before the choice.
-    gpus
-        Free GPUs.
     """
     cluster = state.cluster
     used = np.flatnonzero(cluster.counts(gpus))

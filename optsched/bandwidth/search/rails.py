@@ -25,15 +25,6 @@ def on_rails(
     First one host by itself; then, for every set of local ids that k is a multiple of, the hosts
     on which it is free, and exactly as many of them as give k GPUs. Sets that another one replaces
     (free on the same hosts, and as fast) are left out; those on most hosts come first.
-
-    Parameters
-    ----------
-    here
-        The state with the free GPUs that `Policy.usable` leaves.
-    k, policy
-        The request.
-    within
-        Bandwidths within hosts by type, as `IntraTable.values`.
     """
     most = min(policy.max_hosts or k, k)
     if policy.min_hosts == 1:

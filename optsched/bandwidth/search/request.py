@@ -136,13 +136,7 @@ class Judge(NamedTuple):
     q: Request
 
     def values(self, rows: IntArray) -> IntArray:
-        """Bandwidth next to the jobs, and alone, shape (n, 2); -1: not possible, or unmeasured.
-
-        Parameters
-        ----------
-        rows
-            Counts by host of the request, shape (n, hosts).
-        """
+        """Bandwidth next to the jobs, and alone, shape (n, 2); -1: not possible, or unmeasured."""
         found = np.empty((len(rows), 2), np.int64)
         if self.tables.is_line_rate:
             judged(self.q, np.ascontiguousarray(rows), found)
@@ -172,19 +166,7 @@ def request_of(
     tables: HostTables, state: ClusterState, k: int, demands: Sequence[int], policy: Policy,
     bounds: Bounds, whole: Bools | None = None,
 ) -> Judge:  # fmt: skip
-    """The request as arrays, and what judges its count vectors.
-
-    Parameters
-    ----------
-    tables
-        Of the model.
-    state, k, demands
-        As in `LargeSearch.choose`; the state is what `Policy.usable` leaves.
-    policy, bounds
-        The policy, and what it allows on every host.
-    whole
-        Hosts that were whole before rails left some of their GPUs; by default those that are.
-    """
+    """The request as arrays, and what judges its count vectors."""
     levels, width = state.cluster.network_levels, len(tables.rates)
     demand, number = np.array(demands, np.int64), np.arange(width)
     jobs = np.flatnonzero(interferes(state) & (demand > 0))

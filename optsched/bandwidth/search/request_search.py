@@ -49,12 +49,7 @@ class Choice(NamedTuple):
 class RequestSearch:
     """The search for one request; `best` and `upper` are its result.
 
-    Parameters
-    ----------
-    judge, policy, deadline
-        The request, the rules, and a reading of `time.monotonic`.
-    keeps
-        Keep all choices in `seen`.
+    `deadline` is a reading of `time.monotonic`; with `keeps` all choices stay in `seen`.
     """
 
     def __init__(self, judge: Judge, policy: Policy, deadline: float | None, keeps: bool) -> None:

@@ -44,17 +44,7 @@ def victims(
     demands_of: Sequence[int],
     gpus: tuple[int, ...],
 ) -> dict[str, int]:
-    """What running jobs lose to a new one, for those that lose anything.
-
-    Parameters
-    ----------
-    model, state
-        Bandwidths, and the running jobs.
-    demands_of
-        Their demands in kB/s.
-    gpus
-        Of the new job.
-    """
+    """What running jobs lose to a new one, for those that lose anything."""
     newcomer, alone = Job("the new job", gpus), model.of(gpus)
     found = {}
     used = (state.cluster.counts(gpus) > 0).astype(np.int64)
@@ -95,13 +85,6 @@ def regret(
 
     The best that any choice may have, were the model's intervals true at their upper ends, less
     what this choice has at least.
-
-    Parameters
-    ----------
-    model, state, gpus
-        The choice.
-    policy, traffic, seed
-        As in `GpuPlacement`.
     """
     high, low = Interval(model, "high"), Interval(model, "low")
     tables = None if model.assumed else high.tables()

@@ -27,19 +27,9 @@ def joined(
 ) -> tuple[list[Host], list[HostType]]:
     """Replace the machines of every clique by one host that has them as trays.
 
-    Parameters
-    ----------
-    hosts, types, levels
-        Machines as hosts, their types by name, and the levels of their domains.
-    labels
-        Machine to the name of its clique (``nvidia.com/gpu.clique``). Without labels, domains of a
-        lowest level ``block`` or ``clique`` are cliques where the type is named after a
-        product with NVLink across machines (see `products`).
-
-    Raises
-    ------
-    InputError
-        Machines of one clique in several domains of a level.
+    `labels` give the clique of a machine (``nvidia.com/gpu.clique``). Without labels, domains of a
+    lowest level ``block`` or ``clique`` are cliques where the type is named after a product with
+    NVLink across machines. Machines of one clique in several domains of a level are refused.
     """
     members: dict[str, list[Host]] = {}
     for host in hosts:

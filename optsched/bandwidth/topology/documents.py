@@ -81,20 +81,9 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
 
 
 def cluster_from_tree(tree: Any, name: str) -> Cluster:
-    """Read a cluster from parsed JSON.
+    """Read a cluster from parsed JSON, ``optsched.cluster/1``; `name` is the file in messages.
 
-    Parameters
-    ----------
-    tree
-        ``optsched.cluster/1``. Bandwidths are GB/s; `intra` maps subsets ("0,1"), or numbers of
-        GPUs ("2"), to them.
-    name
-        File name for messages.
-
-    Raises
-    ------
-    InputError
-        With the path in the document, the rule and the value.
+    Bandwidths are GB/s; `intra` maps subsets ("0,1"), or numbers of GPUs ("2"), to them.
     """
     check_format(tree, CLUSTER, name)
     found = decode(tree, _Cluster, name)
@@ -132,23 +121,10 @@ def read_state(path: str | os.PathLike[str], cluster: Cluster) -> ClusterState:
 
 
 def state_from_tree(tree: Any, cluster: Cluster, name: str) -> ClusterState:
-    """Read the state of a cluster from parsed JSON.
+    """Read the state of a cluster from parsed JSON, ``optsched.state/1``.
 
-    Parameters
-    ----------
-    tree
-        ``optsched.state/1``: GPUs such as ``"n01:0-5 n02"`` (see `Cluster.parse`), the demand of
-        a job in GB/s, by default as much as it can get. ``"free": "rest"``: all that are
-        neither held nor down.
-    cluster
-        The cluster of the GPUs.
-    name
-        File name for messages.
-
-    Raises
-    ------
-    InputError
-        With the path in the document, the rule and the value.
+    GPUs such as ``"n01:0-5 n02"`` (see `Cluster.parse`), demands of jobs in GB/s, by default as much
+    as they can get. ``"free": "rest"``: all that are neither held nor down.
     """
     check_format(tree, STATE, name)
     found = decode(tree, _State, name)

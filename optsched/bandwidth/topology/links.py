@@ -49,13 +49,7 @@ def link_rate(link: str) -> float:
 
 
 def check_links(place: str, given: Sequence[Sequence[str]], n: int) -> tuple[tuple[str, ...], ...]:
-    """A symmetric matrix of known ways.
-
-    Raises
-    ------
-    InputError
-        Another shape, an unknown word, or two ways between one pair; row and column are named.
-    """
+    """A symmetric matrix of known ways."""
     rows = tuple(tuple(row) for row in given)
     if len(rows) != n or any(len(row) != n for row in rows):
         raise InputError(f"{place}: expected {n} rows of {n} links")

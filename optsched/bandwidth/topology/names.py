@@ -22,20 +22,7 @@ _IDS = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 
 
 def expand(text: str, place: str = "hosts") -> list[str]:
-    """Expand a list of hosts; leading zeros are kept: ``n[08-10]`` has ``n08``.
-
-    Parameters
-    ----------
-    text
-        Names separated by commas or spaces; brackets hold numbers and ranges.
-    place
-        Field for messages.
-
-    Raises
-    ------
-    InputError
-        Brackets that do not match, a range that falls, or more than 100,000 names.
-    """
+    """Expand a list of hosts; leading zeros are kept: ``n[08-10]`` has ``n08``."""
     found: list[str] = []
     at = 0
     text = _SPACES.sub(",", text.strip())
@@ -71,13 +58,7 @@ def _expanded(item: str, place: str, most: int) -> list[str]:
 
 
 def parse_gpus(text: str, place: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Read GPUs without a cluster: host names with local ids, in the order of the text.
-
-    Raises
-    ------
-    InputError
-        A part other than ``host:ids``, a range that falls, or a host or id twice.
-    """
+    """Read GPUs without a cluster: host names with local ids, in the order of the text."""
     found: dict[str, tuple[int, ...]] = {}
     for part in text.split():
         match = _PART.fullmatch(part)

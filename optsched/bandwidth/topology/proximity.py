@@ -16,15 +16,6 @@ def proximity(cluster: Cluster, free: Iterable[int], k: int) -> tuple[int, ...]:
     If they fit into the NUMA group with most free GPUs they are taken there, else on the host with
     most, else on hosts by falling number of free GPUs, each taken whole. Within a host NUMA groups
     that are entirely free come first. Ties go to the lowest ids. Global numbers, ascending.
-
-    Parameters
-    ----------
-    cluster
-        Hosts and their NUMA groups.
-    free
-        Global numbers, at least k of them.
-    k
-        How many.
     """
     by_host: dict[int, list[int]] = {}
     for gpu in sorted(free):

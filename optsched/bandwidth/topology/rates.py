@@ -20,20 +20,7 @@ UNMEASURED: Final = -1
 
 
 def kilobytes(place: str, given: Any) -> int:
-    """GB/s, a number >= 0, as kB/s, rounded to the nearest.
-
-    Parameters
-    ----------
-    place
-        Field for the message.
-    given
-        The number; NumPy's too.
-
-    Raises
-    ------
-    InputError
-        No number, negative, NaN, or above 3,037 GB/s (MB/s taken for GB/s?).
-    """
+    """GB/s, a number >= 0, as kB/s, rounded to the nearest."""
     value = number(place, given, infinite=True, what="GB/s")
     if value * KILOBYTES >= MOST:
         raise InputError(f"{place}: expected GB/s below 3037, got {given!r:.60} (is it in MB/s?)")

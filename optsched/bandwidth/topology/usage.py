@@ -17,15 +17,7 @@ DOWN = ""
 
 
 class Usage:
-    """Owners of the GPUs of every node (a host, or a machine of one).
-
-    Parameters
-    ----------
-    cluster
-        With the nodes; only those listed by `add` count.
-    file
-        Name for messages.
-    """
+    """Owners of the GPUs of every node (a host, or a machine of one)."""
 
     def __init__(self, cluster: Cluster, file: str) -> None:
         self.cluster, self.file = cluster, file
@@ -61,13 +53,7 @@ class Usage:
         return known + sum(self.numbers[node].values())
 
     def state(self) -> ClusterState:
-        """Place numbers on the lowest ids that are left, and make the state.
-
-        Raises
-        ------
-        InputError
-            A node of the cluster is not listed, or jobs hold more GPUs than it has.
-        """
+        """Place numbers on the lowest ids that are left, and make the state."""
         if lost := [name for name in self.names if name not in self.owner]:
             raise InputError(
                 f"{self.file}: has not {len(lost)} of the cluster's {len(self.names)} nodes, the "

@@ -24,25 +24,9 @@ def candidates(
     """Sets of m hosts with an even spread of k over them, the first `most` in lexicographic order.
 
     A spread is even if no GPU can move to a host with a free GPU and at least two GPUs less. Of
-    equivalent hosts only the first are used, and of equivalent spreads only the first.
-
-    Parameters
-    ----------
-    free
-        Free GPUs of every host, at least 1.
-    kinds
-        Hosts of the same kind are equivalent and have equally many free GPUs.
-    k
-        GPUs of the request.
-    m
-        Hosts in a set, at most k.
-    most
-        Most candidates.
-
-    Returns
-    -------
-    hosts, counts : IntArray, shape (candidates, m)
-        Positions in `free`, ascending, and GPUs on them.
+    equivalent hosts (the same kind, as many free GPUs) only the first are used, and of equivalent
+    spreads only the first. Returned are positions in `free`, ascending, and GPUs on them, both of
+    shape (candidates, m).
     """
     sizes = free.tolist()
     every = (

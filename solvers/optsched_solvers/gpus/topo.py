@@ -24,17 +24,6 @@ def nearest_links(
     number of free GPUs, whole, and of the last as many as are missing. The greedy choice begins
     with every GPU in turn, adds the GPU with the heaviest links to the chosen GPUs, and the
     heaviest of all is taken. Ties go to the lowest ids. Ascending.
-
-    Parameters
-    ----------
-    cluster
-        Hosts and their links; where these are unknown all weigh the same.
-    free
-        Global numbers, ascending, at least k.
-    k
-        Number of GPUs to choose.
-    rank
-        Weight of a link.
     """
     by_host: dict[int, list[int]] = {}
     for gpu in free:

@@ -48,13 +48,7 @@ class CountVectors:
     # bandwidths
 
     def values(self, vectors: IntArray) -> IntArray:
-        """Bandwidths beside the running jobs; -1 where a pattern is not measured.
-
-        Parameters
-        ----------
-        vectors
-            Shape (n, columns), sums of at least 1.
-        """
+        """Bandwidths beside the running jobs; -1 where a pattern is not measured."""
         counts = np.zeros((len(vectors), self.problem.cluster.n_hosts), np.int64)
         counts[:, self.hosts] = vectors
         standalone = self._limited(counts, self.fastest(vectors))
