@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,11 +79,11 @@ def import_(
     shares = {level: quantity(text, {"": 1}) or text for level, text in shares.items()}
     cards = None if nics is None else int(nics) if re.fullmatch("[0-9]{1,4}", nics) else nics
     cluster = Cluster.from_files(
-        files, lists, domains=domains, levels=level or (), nic_rate=nic_rate, name=name,
+        files, lists, domains=domains, levels=level or (), nic_rate=nic_rate,
         nics=cards.split(",") if isinstance(cards, str) else cards,
-        factors=shares, uplinks=pairs("uplink", uplink or (), "LEVEL=2:1 or LEVEL=GB/s"),
-        rails=rails,
     )  # fmt: skip
+    uplinks = pairs("uplink", uplink or (), "LEVEL=2:1 or LEVEL=GB/s")
+    cluster = replace(cluster, name=name).limited(shares, uplinks, rails=rails)
     wrote(output, cluster.write, f": {_sizes(cluster)}")
     for line in assumptions(cluster):
         print(f"warning: {line}", file=sys.stderr)
@@ -290,10 +291,8 @@ def _within(kind: HostType) -> str:
 
 def _links(kind: HostType) -> Table:
     assert kind.links is not None
-    heads = ["", *(str(i) for i in range(kind.gpus)), *["network cards near"] * bool(kind.near)]
+    heads = ["", *(str(i) for i in range(kind.gpus))]
     rows: list[list[str | Text]] = [[str(i), *map(_link, row)] for i, row in enumerate(kind.links)]
-    for row, cards in zip(rows, kind.near, strict=False):
-        row.append(one_line(" ".join(cards)))
     return table(heads, rows, left=range(len(heads)))
 
 

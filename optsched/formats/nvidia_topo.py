@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from optsched.bandwidth.topology.cluster import MOST_PER_HOST, HostType
 from optsched.bandwidth.topology.foreign import without_escapes
-from optsched.bandwidth.topology.links import PCIE, SELF, is_link, nvlinks, weight
+from optsched.bandwidth.topology.links import PCIE, SELF, is_link, nvlinks
 from optsched.errors import InputError
 from optsched.formats import rocm_topo
 from optsched.formats.registry import looks_like
@@ -94,15 +94,8 @@ def from_text(
     links = tuple(
         tuple(cells[gpu][k] for k, device in enumerate(devices) if device in gpus) for gpu in gpus
     )
-    near = []
-    for gpu in gpus if cards else ():
-        near_by = {card: weight(cells[gpu][devices.index(card)]) for card in cards}
-        closest = [card for card in cards if near_by[card] == max(near_by.values())]
-        near.append(tuple(names.get(card, card) for card in closest))
     count: Any = nics if is_integer(nics) else len(cards) or 1
-    return HostType(
-        name, len(gpus), links, numa, count, nic_rate, near=tuple(near)
-    )  # fmt: skip
+    return HostType(name, len(gpus), links, numa, count, nic_rate)
 
 
 def _cards(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from optsched.bandwidth.topology.cliques import joined
 from optsched.bandwidth.topology.cluster import MOST_HOSTS, Cluster, Host, HostType
-from optsched.bandwidth.topology.domain_trees import Domains, uplink_rates
+from optsched.bandwidth.topology.domain_trees import Domains
 from optsched.bandwidth.topology.names import expand
 from optsched.errors import InputError
 from optsched.formats import nvidia_topo
@@ -30,8 +29,6 @@ def cluster_from_files(
     levels: Sequence[str],
     nics: int | Sequence[str] | None,
     nic_rate: float | None,
-    uplinks: Mapping[str, str | float],
-    **fields: Any,
 ) -> Cluster:
     """Implement `Cluster.from_files`."""
     types = {
@@ -74,8 +71,7 @@ def cluster_from_files(
         raise InputError(f"{os.fspath(domains)}: does not say where {some}")
     placed = [Host(host, kind, found.of.get(host, ())) for host, kind in kind_of.items()]
     parts, kinds = joined(placed, types, found.levels, found.cliques)
-    cluster = Cluster(tuple(parts), tuple(kinds), found.levels, **fields)
-    return replace(cluster, uplinks=uplink_rates(cluster, uplinks))
+    return Cluster(tuple(parts), tuple(kinds), found.levels)
 
 
 def read_domains(path: str | os.PathLike[str], levels: Sequence[str] = ()) -> Domains:

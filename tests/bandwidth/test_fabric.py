@@ -96,9 +96,8 @@ def test_commands(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     bare = Cluster(cluster.hosts, cluster.types, cluster.levels)
     assert bare != cluster and bare.sha256 != cluster.sha256
     assert cluster == Cluster.from_files(
-        {"h": "topo.txt"}, {"n[1-4]": "h"}, domains="t.conf", nics=2, nic_rate=50.0,
-        factors={"spine": 0.8, "leaf": 0.9}, uplinks={"leaf": "2:1"},
-    )  # fmt: skip
+        {"h": "topo.txt"}, {"n[1-4]": "h"}, domains="t.conf", nics=2, nic_rate=50.0
+    ).limited({"spine": 0.8, "leaf": 0.9}, {"leaf": "2:1"}, rails=False)
     rows = [line.split() for line in cli("topology", "show", "c.json").out.splitlines()]
     assert ["spine", "t", "4", "8", "0.8"] in rows
     assert ["leaf", "s0", "2", "4", "0.9", "100", "GB/s"] in rows and ["s1", "2", "4"] in rows

@@ -118,15 +118,6 @@ def test_scores_know_factors() -> None:
     assert compared > 5
 
 
-def test_price_of_a_policy_is_unknown_without_tables() -> None:
-    """It is not taken for 0."""
-    cluster = Cluster.uniform(HostType("h", 8, nics=8, nic_rate=50.0), 60)
-    model, policy = BottleneckBandwidth(cluster), Policy(max_per_host=2)
-    problem = optsched.GpuPlacement(ClusterState.idle(cluster), model, 16, policy=policy)
-    choice = problem.choice(optsched.solve(problem).schedule)
-    assert choice.price_of_policy is None and "the policy costs" not in choice.explain()
-
-
 def test_gangs() -> None:
     """Disjoint GPUs by name, values beside each other, as good as any order gives."""
     for seed in range(depth(8, 40)):

@@ -297,7 +297,7 @@ def test_cluster_from_files(tmp_path: Path) -> None:
     conf.write_text(TREE)
     labels.write_text(LABELS)
     lists = {"dev[08-11]": "a", "dev[012-013]": "b"}
-    cluster = Cluster.from_files({"a": topo, "b": topo}, lists, domains=conf, name="c")
+    cluster = Cluster.from_files({"a": topo, "b": topo}, lists, domains=conf)
     assert [host.name for host in cluster.hosts][2:5] == ["dev10", "dev11", "dev012"]
     assert (cluster.hosts[4].type, cluster.hosts[4].domains) == ("b", ("top", "s1"))
     assert (cluster.levels, cluster.n_gpus) == (("spine", "leaf"), 12)

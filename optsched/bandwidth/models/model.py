@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from optsched.bandwidth.models.patterns import MOST_STATES, automaton, n_patterns, written_pattern
 from optsched.bandwidth.topology.rates import NO_LIMIT, UNMEASURED
-from optsched.bandwidth.topology.state import host_counts
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -106,13 +105,15 @@ class BandwidthModel(ABC):
 
     def of(self, gpus: Iterable[int]) -> int:
         """B(S) of one set, by global numbers."""
-        row = np.zeros((1, self.cluster.n_gpus), np.bool_)
-        row[0, list(self.cluster.gpus(gpus))] = True
-        return int(self.predict(row)[0])
+        return self.of_sets([self.cluster.gpus(gpus)])[0]
 
     def of_sets(self, sets: Sequence[tuple[int, ...]]) -> list[int]:
         """B(S) of several sets of global numbers; `UnmeasuredPattern` where nothing is known."""
-        return [self.of(gpus) for gpus in sets]
+        rows = np.zeros((len(sets), self.cluster.n_gpus), np.bool_)
+        for row, gpus in zip(rows, sets, strict=True):
+            row[list(gpus)] = True
+        found: list[int] = self.predict(rows).tolist()
+        return found
 
     def checked(self, selection: Selection) -> Selection:
         """The selection, if it is one."""
@@ -163,34 +164,6 @@ class CountModel(BandwidthModel):
     def interval(self, selection: Selection) -> tuple[IntArray, IntArray]:
         """Ends of what B(S) may be."""
         return self._values(selection, "low")[0], self._values(selection, "high")[0]
-
-    def of_sets(self, sets: Sequence[tuple[int, ...]]) -> list[int]:
-        """B(S) of several sets, in time that grows with their hosts instead of the cluster's."""
-        cluster, levels = self.cluster, self.cluster.network_levels
-        parts = [host_counts(cluster, gpus) for gpus in sets]
-        width = max((len(counts) for counts, _ in parts), default=1)
-        patterns = np.zeros((len(sets), width), np.int64)
-        within, level = np.full((2, len(sets)), NO_LIMIT)
-        for i, (counts, masks) in enumerate(parts):
-            patterns[i, : len(counts)] = sorted(counts.values(), reverse=True)
-            tables = ((self._intra["value"][cluster.type_of[h]], h, c) for h, c in counts.items())
-            limits = [
-                table[c if len(table) == int(cluster.sizes[h]) + 1 else masks[h]]
-                for table, h, c in tables if table is not None and c > 1
-            ]  # fmt: skip
-            within[i] = min(limits, default=NO_LIMIT)
-            if levels.matter and len(counts) > 1:
-                of = levels.domain[:, list(counts)]
-                level[i] = int((of != of[:, :1]).any(axis=1).sum())
-        distinct, row = np.unique(patterns, axis=0, return_inverse=True)
-        value = np.minimum(self.network(distinct)[row.reshape(-1)], within)
-        if (value < 0).any():
-            return [self.of(gpus) for gpus in sets]  # refuses
-        gpus, hosts = patterns.sum(axis=1), (patterns > 0).sum(axis=1)
-        if levels.matter:
-            value = levels.limited(value, gpus, hosts, np.where(hosts > 1, level, -1))
-        found: list[int] = np.where(gpus > 1, value, 0).tolist()
-        return found
 
     def _values(self, selection: Selection, which: Which) -> tuple[IntArray, IntArray]:
         given = self.checked(selection)

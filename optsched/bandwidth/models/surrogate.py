@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 import numpy as np
 
 from optsched.bandwidth.models.fallback import assumptions, intra_estimate
-from optsched.bandwidth.models.measurements import MeasurementTable
-from optsched.bandwidth.models.model import OPERATIONS, BandwidthModel
+from optsched.bandwidth.models.model import BandwidthModel
 from optsched.bandwidth.models.surrogate_tokens import (
     COUNT,
     Scaling,
@@ -25,17 +20,15 @@ from optsched.bandwidth.models.surrogate_tokens import (
 from optsched.bandwidth.topology.intra import IntraTable
 from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import InputError, MissingExtra
-from optsched.io.files import check_writable, read_bytes, read_text, unpack_arrays, write_atomic
-from optsched.io.strict_json import check_format, decode, parse
 from optsched.io.values import integer, one_of
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
     from types import ModuleType
 
     import numpy.typing as npt
 
+    from optsched.bandwidth.models.measurements import MeasurementTable
     from optsched.bandwidth.models.model import Selection
     from optsched.bandwidth.models.surrogate_network import SurrogateNetwork
     from optsched.bandwidth.topology.cluster import Cluster
@@ -45,25 +38,9 @@ EPOCHS: Final = 350
 VARIANTS: Final = ("hierarchical", "naive")
 MOST_USED: Final = 256
 """Tokens of a set that the network takes: attention grows with their square."""
-FORMAT: Final = "optsched.transformer/1"
 
 _TOGETHER: Final = 64
 """Sets in every batch: so the bits of a prediction do not depend on the other sets."""
-
-_Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-_Moments = tuple[float, Annotated[float, msgspec.Meta(gt=0)]]
-
-
-class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    format: str
-    cluster_sha256: _Hash
-    op: str
-    payload: Annotated[int, msgspec.Meta(ge=1, le=2**53)] | None
-    mixed: bool
-    scaling: tuple[_Moments, _Moments, _Moments, _Moments]
-    """Of `Scaling`."""
-    arrays_sha256: _Hash
-    """Of the file beside the document."""
 
 
 class HierarchicalTransformer(BandwidthModel):
@@ -77,7 +54,8 @@ class HierarchicalTransformer(BandwidthModel):
     The variant ``"naive"`` (Table III there) is for comparison: a token for every GPU, with the
     numbers of its host, of itself and of its host type, and no sums over the GPUs of a host.
 
-    Instances are values: made by `fit` or `load`, never changed; more measurements are a new fit.
+    Instances are values: made by `fit`, never changed; more measurements are a new fit. They can be
+    pickled.
     """
 
     intra_monotone = False
@@ -166,61 +144,6 @@ class HierarchicalTransformer(BandwidthModel):
                 distinct, where = np.unique(tokens[rows, :m], axis=0, return_inverse=True)
                 values[rows] = self._across(distinct)[where.reshape(-1)]
         return values
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a document ``optsched.transformer/1``, and a file ``.npz`` of weights beside it."""
-        if self.scaling.features is not None:
-            raise InputError("variant: the naive one is for comparison and has no files")
-        weights_file = Path(path).with_suffix(".npz")
-        if weights_file == Path(path):
-            raise InputError(f"{path}: is the name of the weights; name the document, as in x.json")
-        check_writable(path)
-        stream = io.BytesIO()
-        weights: dict[str, Any] = {**self.weights}
-        np.savez(stream, **weights)
-        content = stream.getvalue()
-        document = _Document(
-            FORMAT, self.cluster.sha256, self.op, self.payload, self.mixed,
-            self.scaling[:4], hashlib.sha256(content).hexdigest(),
-        )  # fmt: skip
-        write_atomic(
-            weights_file, content
-        )  # the document comes last, so that what it names is there
-        write_atomic(path, msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], cluster: Cluster) -> HierarchicalTransformer:
-        """Read what `save` wrote.
-
-        Raises
-        ------
-        InputError
-            Files that cannot be read, do not belong together, or are for another cluster.
-        """
-        name = str(path)
-        tree = parse(read_text(path), name)
-        check_format(tree, FORMAT, name)
-        document = decode(tree, _Document, name)
-        if document.cluster_sha256 != cluster.sha256:
-            raise InputError(f"{name}: is for another cluster than {cluster!r}: fit it anew")
-        one_of(f"{name}: op", document.op, OPERATIONS)
-        weights_file = Path(path).with_suffix(".npz")
-        content = read_bytes(weights_file)
-        if hashlib.sha256(content).hexdigest() != document.arrays_sha256:
-            raise InputError(
-                f"{weights_file}: does not belong to {name}: its sha256 is another than "
-                "named there; copy both files of one save"
-            )
-        weights = unpack_arrays(content, str(weights_file), 1 << 28)  # far above any honest file
-        try:
-            _torch_part().network_of(weights)
-        except (RuntimeError, TypeError) as error:
-            raise InputError(f"{weights_file}: {' '.join(str(error).split())}") from None
-        for key, part in weights.items():
-            if part.dtype != np.float32 or not np.isfinite(part).all():
-                raise InputError(f"{weights_file}: {key}: expected finite numbers of 32 bits")
-        like = MeasurementTable((), document.op, document.payload, document.mixed)
-        return cls(cluster, Scaling(*document.scaling), weights, like)
 
     def __repr__(self) -> str:
         return f"<HierarchicalTransformer for {self.cluster!r}>"

@@ -51,8 +51,8 @@ class SurrogateNetwork(nn.Module):
     def forward(self, hosts: Tensor, total: Tensor, present: Tensor) -> Tensor:
         """Scaled logarithm of the bandwidth, shape (samples,).
 
-        `hosts` has shape (samples, hosts, FEATURES); those not `present`, shape (samples, hosts), enter
-        no attention and not the pooling.
+        `hosts` has shape (samples, hosts, FEATURES); those not `present`, shape (samples, hosts),
+        enter no attention and not the pooling.
         """
         x = self.embedding(hosts)
         for layer in self.layers:

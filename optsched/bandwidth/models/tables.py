@@ -88,8 +88,8 @@ class CountTables:
         for t, kind in enumerate(cluster.types):
             n = kind.gpus
             by_mask = n <= MOST_BY_SUBSET
-            limits, known = _limits(n, intra[t], by_mask, single)
-            best, worth = _best(limits, n, by_mask), _best(known, n, by_mask)
+            limits, known = within_limits(n, intra[t], by_mask, single)
+            best, worth = best_by_count(limits, n, by_mask), best_by_count(known, n, by_mask)
             whole, left = _weights(known, worth, n, by_mask)
             joint = limits[(1 << np.arange(n + 1)) - 1] if by_mask else limits
             record = [n, int(by_mask), t]
@@ -197,14 +197,14 @@ def _coarse_bounds(machine: Automaton, network: IntArray) -> IntArray:
     return np.concatenate([places, most.reshape(-1)])
 
 
-def _limits(
-    n: int, given: IntArray | None, by_mask: bool, single: IntArray
+def within_limits(
+    n: int, given: IntArray | None, by_mask: bool, single: IntArray | None = None
 ) -> tuple[IntArray, IntArray]:
     """Intra limits, and what is known of them for judging leftovers; by mask or by count."""
     sizes = subset_sizes(n) if by_mask else np.arange(n + 1)
     if given is None:
         limits = np.full(len(sizes), NO_LIMIT, np.int64)
-        known = single[sizes]
+        known = sizes if single is None else single[sizes].copy()
     else:
         limits = given[sizes] if len(given) == n + 1 else given.copy()
         known = limits.copy()
@@ -213,7 +213,7 @@ def _limits(
     return limits, known
 
 
-def _best(limits: IntArray, n: int, by_mask: bool) -> IntArray:
+def best_by_count(limits: IntArray, n: int, by_mask: bool) -> IntArray:
     """Best value of a subset by (free, count), flat; -1 where there are too few."""
     if not by_mask:
         table = np.full((n + 1, n + 1), -1, np.int64)

@@ -49,8 +49,6 @@ def explained(choice: DispatchChoice) -> str:
     facts += [f"costs {name} {shown(lost)}" for name, lost in choice.victims.items()]
     if choice.regret:
         facts.append(f"not all of this is measured: up to {shown(choice.regret)} may be lost")
-    if not problem.policy.is_free and choice.price_of_policy is not None:
-        facts.append(f"the policy costs {shown(choice.price_of_policy)}")
     return "\n".join([*facts, *_rule(choice), *_alternatives(choice)])
 
 
@@ -145,35 +143,24 @@ def limit_of(choice: DispatchChoice) -> str:
     return f"{what}, predicted"
 
 
-def _alternatives(choice: DispatchChoice) -> list[str]:
-    """The best of other kinds of choices, a line each."""
-    problem = choice.problem
-    if problem.tables is None:  # nothing to ask for others
-        return []
-    policy, k = problem.policy, problem.k
-    fewest = next(
-        (n for n in range(1, k + 1) if problem.best(replace(policy, min_hosts=1, max_hosts=n))),
-        None,
-    )
+def _alternatives(choice: DispatchChoice) -> Iterator[str]:
+    """The best of other kinds of choices, a line each; none without tables."""
+    problem, policy, k = choice.problem, choice.problem.policy, choice.problem.k
     others: list[tuple[str, Policy | None, int]] = [
         ("on one host", replace(policy, min_hosts=1, max_hosts=1), k),
-        ("on the fewest hosts", replace(policy, min_hosts=1, max_hosts=fewest), k),
         ("balanced", replace(policy, balance="even"), k),
         ("one GPU less", policy, k - 1),
         ("one GPU more", policy, k + 1),
     ]
     if not policy.is_free:
-        others.insert(3, ("without the policy", None, k))
-    lines_of = []
-    for what, rules, size in others:
-        found = problem.best(rules, size)
-        if found is None:
-            lines_of.append(f"{what}: not possible")
+        others.append(("without the policy", None, k))
+    for what, rules, size in others if problem.tables is not None else ():
+        if (found := problem.best(rules, size)) is None:
+            yield f"{what}: not possible"
             continue
         pattern = written_pattern(problem.cluster.counts(found.gpus))
         relative = f" ({found.value / choice.bandwidth:.0%})" if choice.bandwidth else ""
-        lines_of.append(f"{what}: {pattern}, {shown(found.value)}{relative}")
-    return lines_of
+        yield f"{what}: {pattern}, {shown(found.value)}{relative}"
 
 
 def to_json(choice: DispatchChoice, result: Result) -> bytes:
@@ -197,7 +184,6 @@ def to_json(choice: DispatchChoice, result: Result) -> bytes:
         "demanded": _rate(share.standalone + share.demand) if share.jobs else None,
         "victims": {name: _rate(lost) for name, lost in choice.victims.items()} or None,
         "regret": _rate(choice.regret),
-        "price_of_policy": None if problem.policy.is_free else _rate(choice.price_of_policy),
         "mixed_measurements": problem.model.mixed or None,
         "assumed": list(problem.model.assumed) or None,
     }

@@ -404,22 +404,8 @@ class DispatchChoice:
             problem.traffic, problem.seed,
         )  # fmt: skip
 
-    @cached_property
-    def price_of_policy(self) -> int | None:
-        """The best bandwidth without the policy less the best with it; None if it is unknown.
-
-        It is unknown without tables, as on large clusters.
-        """
-        problem = self.problem
-        if problem.policy.is_free:
-            return 0
-        free, ruled = problem.best(None), problem.best(problem.policy)
-        if free is None or ruled is None or not (free.exact and ruled.exact):
-            return None
-        return free.value - ruled.value
-
     def explain(self) -> str:
-        """What limits this choice, its best alternatives, victims, and the price of the policy."""
+        """What limits this choice, its best alternatives, also without the policy, and victims."""
         from optsched.bandwidth.placement.explain import explained
 
         return explained(self)

@@ -142,8 +142,8 @@ class CountSearch:
     ) -> tuple[Answer | None, bool]:
         """The best choice, and whether the search was complete; a preferred level is ignored.
 
-        `here` is what `Policy.usable` leaves, `whole` the hosts that were whole before rails left some
-        of their GPUs; `bounds` come in addition to the policy's.
+        `here` is what `Policy.usable` leaves, `whole` the hosts that were whole before rails left
+        some of their GPUs; `bounds` come in addition to the policy's.
         """
         if here.cluster.rails and not self._single_rail:
             return self._choose_on_rails(here, jobs, k, nodes, leaves, bounds)

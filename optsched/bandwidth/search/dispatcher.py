@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final
@@ -157,7 +156,7 @@ class Dispatcher:
         """
         k, until = self._checked(state, k, deadline)
         integer("n", n, 1, 1000)
-        every = Bounds(*np.tile([[0], [ANY]], self.cluster.n_hosts))
+        every = Bounds.free(self.cluster.n_hosts)
         if self._tables is None and not self.cluster.rails:
             return self._best_of_large(state, k, n, until)
         one, level = self._first(state, k, _part(until, 2), every)
@@ -260,38 +259,30 @@ class Dispatcher:
         self, state: ClusterState, k: int, until: float | None
     ) -> dict[int, float]:
         """Of every host the best bandwidth with it, as a share of the best of all."""
-        here, host_of = self.policy.usable(state), self.cluster.host_of
-        names = [host.name for host in self.cluster.hosts]
+        here, host_of, least = self.policy.usable(state), self.cluster.host_of, (-ANY, 0)
         roles = {h: self._role(here, h) for h in np.flatnonzero(here.masks).tolist()}
-        value: dict[object, tuple[int, int]] = {}  # of a role: minus the level, then the bandwidth
+        value: dict[object, tuple[int, int]] = {}  # of a role: minus the tier, then the bandwidth
 
-        def met(found: tuple[Answer, int]) -> set[int]:
-            hosts = set(host_of[list(found[0].gpus)].tolist())
-            for role in [roles[h] for h in hosts]:
-                value[role] = max((-found[1], found[0].value), value.get(role, (-ANY, 0)))
-            return hosts
+        def keep(found: tuple[Answer, int]) -> tuple[int, int]:
+            one = -found[1], found[0].value
+            for role in {roles[h] for h in host_of[list(found[0].gpus)].tolist()}:
+                value[role] = max(one, value.get(role, least))
+            return one
 
-        met(first := self._first(state, k, _part(until, 2)))
-        best = (-first[1], first[0].value)
-        searched = set(value)
+        best = keep(self._first(state, k, _part(until, 2)))
+        searched: set[object] = set()
         for h, role in roles.items():
-            late = until is not None and time.monotonic() > until
-            if role in searched:
+            if value.get(role) == best or role in searched:
                 continue
             searched.add(role)
-            bounds = Bounds(*np.tile([[0], [ANY]], len(names)))
-            bounds.least[h] = 1
+            if until is not None and time.monotonic() > until:
+                value.setdefault(role, least)
+                continue
             left = _part(until, len(set(roles.values()) - searched) + 1)
-            found = None if late else self._find(state, k, left, bounds, ties=False)
-            if found is not None:
-                value[role] = max((-found[1], found[0].value), value.get(role, (-ANY, 0)))
-                if value[role] == best:
-                    searched.update(roles[other] for other in met(found))
-            elif role not in value and late:  # that is no proof
-                include = (*(self.policy.include or ()), names[h])
-                if not impossible(state, replace(self.policy, include=include), k):
-                    value[role] = (-ANY, 0)
-        most = {True: 1.0, False: 0.99}  # on more domains than preferred it is not a best choice
+            bounds = Bounds.free(self.cluster.n_hosts, h)
+            if (found := self._find(state, k, left, bounds, ties=False)) is not None:
+                keep(found)
+        most = {True: 1.0, False: 0.99}  # outside a preferred domain it is not a best choice
         part = {
             role: 1.0 if one == best else min(most[one[0] == best[0]], one[1] / max(1, best[1]))
             for role, one in value.items()

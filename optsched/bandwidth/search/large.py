@@ -20,7 +20,7 @@ from optsched.bandwidth.search.order import order_of
 from optsched.bandwidth.search.rails import on_rails
 from optsched.bandwidth.search.request import HostTables, request_of
 from optsched.bandwidth.search.request_search import Choice, RequestSearch
-from optsched.bandwidth.topology.policy import ANY, Bounds, Policy
+from optsched.bandwidth.topology.policy import Bounds, Policy
 from optsched.bandwidth.topology.rates import MOST
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class LargeSearch:
     ) -> Answer | None:
         """The best choice found; None if none obeys the policy or all patterns are unmeasured.
 
-        `demands` are kB/s by job; `deadline` is a reading of `time.monotonic`: a first choice is always
-        made. `bounds` come in addition to the policy's; a preferred level is ignored.
+        `demands` are kB/s by job; `deadline` is a reading of `time.monotonic`: a first choice is
+        always made. `bounds` come in addition to the policy's; a preferred level is ignored.
         """
         rules = policy or Policy()
         if not state.cluster.rails:
@@ -119,8 +119,7 @@ class LargeSearch:
             if search.is_late:
                 found[h] = 0
                 continue
-            bounds = Bounds(*np.tile([[0], [ANY]], state.cluster.n_hosts))
-            bounds.least[h] = 1
+            bounds = Bounds.free(state.cluster.n_hosts, h)
             if (other := self.choose(state, k, demands, policy, deadline, bounds)) is not None:
                 at = np.unique(state.cluster.host_of[list(other.gpus)])
                 found[at] = np.maximum(found[at], other.value)

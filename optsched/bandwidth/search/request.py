@@ -14,9 +14,10 @@ from numba import types
 
 from optsched.bandwidth.models.contention import interferes, shares
 from optsched.bandwidth.models.prior import host_rates
+from optsched.bandwidth.models.tables import best_by_count, within_limits
 from optsched.bandwidth.search.by_counts import Bools, gpus_of
 from optsched.bandwidth.search.counts import line, shared
-from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
+from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.levels import WHOLE
 from optsched.bandwidth.topology.policy import ANY
 from optsched.bandwidth.topology.rates import NO_LIMIT
@@ -90,23 +91,14 @@ class HostTables:
         self.best: dict[int, IntArray] = {}
         self.known: dict[tuple[int, int, int, int], int] = {}
         for t in np.unique(self.kinds).tolist():
-            kind = model.cluster.types[t]
-            masks = kind.gpus <= MOST_BY_SUBSET
-            sizes = subset_sizes(kind.gpus) if masks else np.arange(kind.gpus + 1)
-            given, values = model.intra_of(t), np.full(len(sizes), NO_LIMIT)
-            if given is not None:
-                values[:] = given[sizes] if len(given) == kind.gpus + 1 else given
-            values[sizes <= 1] = NO_LIMIT
-            first = (1 << np.arange(kind.gpus + 1)) - 1 if masks else sizes
-            self.joint[t, : kind.gpus + 1] = values[first]
-            best = np.full((len(sizes), len(self.rates)), -1)
-            best[np.arange(len(sizes)), sizes] = values
-            for i in range(kind.gpus if masks else 0):  # the best of a mask with and without GPU i
-                pair = best.reshape(-1, 2, 1 << i, len(self.rates))
-                np.maximum(pair[:, 1], pair[:, 0], out=pair[:, 1])
-            if not masks:
-                best = np.where(np.arange(len(self.rates)) <= sizes[:, None], best.max(axis=0), -1)
-            self.by_mask[t], self.best[t] = values, best
+            n = model.cluster.types[t].gpus
+            masks, width = n <= MOST_BY_SUBSET, len(self.rates)
+            values, _ = within_limits(n, model.intra_of(t), masks)
+            first = (1 << np.arange(n + 1)) - 1 if masks else np.arange(n + 1)
+            self.joint[t, : n + 1] = values[first]
+            best = best_by_count(values, n, masks).reshape(-1, n + 1)
+            self.by_mask[t] = values
+            self.best[t] = np.pad(best, ((0, 0), (0, width - n - 1)), constant_values=-1)
 
     def rows(self, state: ClusterState, hosts: IntArray) -> IntArray:
         """Best bandwidth within hosts by number of free GPUs taken; -1: not possible."""

@@ -103,5 +103,5 @@ def _rack(tray: HostType, machines: int) -> HostType:
     return replace(
         tray, name=f"{tray.name}-nvl{n * machines}", gpus=n * machines, links=links, tray=n,
         numa=tuple(tuple(n * t + i for i in g) for t in range(machines) for g in tray.numa),
-        nics=tray.nics * machines, intra=None, near=tray.near * machines,
+        nics=tray.nics * machines, intra=None,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -61,8 +61,6 @@ class HostType:
         Measured bandwidths of subsets of one host.
     tray
         GPUs a tray: where subsets of a size are alike, whole trays are taken first; 0 = none.
-    near
-        Names of the network cards nearest to each GPU. Informational.
 
     Raises
     ------
@@ -78,7 +76,6 @@ class HostType:
     nic_rate: float | None = None
     intra: IntraTable | None = None
     tray: int = 0
-    near: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         label("type.name", self.name)
@@ -88,8 +85,6 @@ class HostType:
         n = integer(f"{place}.gpus", self.gpus, 1, MOST_PER_HOST)
         integer(f"{place}.nics", self.nics, 0, 1024)
         integer(f"{place}.tray", self.tray, 0, n)
-        if len(self.near) not in (0, n):
-            raise InputError(f"{place}.near: expected cards of {n} GPUs, got {len(self.near)}")
         if self.tray and n % self.tray:
             raise InputError(f"{place}.tray: {n} GPUs are no whole trays of {self.tray}")
         if self.nic_rate is not None:
@@ -538,10 +533,6 @@ class Cluster:
         levels: Sequence[str] = (),
         nics: int | Sequence[str] | None = None,
         nic_rate: float | None = None,
-        name: str = "",
-        factors: Mapping[str, float] | None = None,
-        uplinks: Mapping[str, str | float] | None = None,
-        rails: bool = False,
     ) -> Cluster:
         """Read a cluster from the files that its tools write.
 
@@ -557,10 +548,6 @@ class Cluster:
             ``kubectl get nodes`` with the labels that are levels, widest first.
         nics, nic_rate
             As in `optsched.formats.nvidia_topo.from_text`.
-        uplinks
-            Level to GB/s, or to an oversubscription such as ``"2:1"``.
-        name, factors, rails
-            As in the constructor.
 
         Raises
         ------
@@ -569,10 +556,16 @@ class Cluster:
         """
         from optsched.formats.topology import cluster_from_files
 
-        return cluster_from_files(
-            topo, hosts, domains, levels, nics, nic_rate, uplinks or {}, name=name,
-            factors=factors or {}, rails=rails,
-        )  # fmt: skip
+        return cluster_from_files(topo, hosts, domains, levels, nics, nic_rate)
+
+    def limited(
+        self, factors: Mapping[str, float], uplinks: Mapping[str, str | float], *, rails: bool
+    ) -> Cluster:
+        """Copy the cluster with limits of its levels; an uplink is GB/s or a ratio ``"2:1"``."""
+        from optsched.bandwidth.topology.domain_trees import uplink_rates
+
+        rates = uplink_rates(self, uplinks)
+        return replace(self, factors=dict(factors), uplinks=rates, rails=rails)
 
     @classmethod
     def uniform(

@@ -39,7 +39,6 @@ class _Type(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_o
     tray: Count = 0
     numa: list[list[Count]] = []
     links: list[list[str]] | None = None
-    near: list[list[str]] = []
     intra: dict[str, Any] | None = None
 
 
@@ -123,8 +122,8 @@ def read_state(path: str | os.PathLike[str], cluster: Cluster) -> ClusterState:
 def state_from_tree(tree: Any, cluster: Cluster, name: str) -> ClusterState:
     """Read the state of a cluster from parsed JSON, ``optsched.state/1``.
 
-    GPUs such as ``"n01:0-5 n02"`` (see `Cluster.parse`), demands of jobs in GB/s, by default as much
-    as they can get. ``"free": "rest"``: all that are neither held nor down.
+    GPUs such as ``"n01:0-5 n02"`` (see `Cluster.parse`), demands of jobs in GB/s, by default as
+    much as they can get. ``"free": "rest"``: all that are neither held nor down.
     """
     check_format(tree, STATE, name)
     found = decode(tree, _State, name)
@@ -172,7 +171,7 @@ def _type(given: _Type) -> HostType:
         fields["intra"] = IntraTable.from_rates(given.gpus, given.intra, place)
     if given.links is not None:
         fields["links"] = tuple(map(tuple, given.links))
-    return HostType(**fields | {key: tuple(map(tuple, fields[key])) for key in ("numa", "near")})
+    return HostType(**fields | {"numa": tuple(map(tuple, given.numa))})
 
 
 def _type_json(kind: HostType) -> bytes:
@@ -184,8 +183,6 @@ def _type_json(kind: HostType) -> bytes:
         members["tray"] = kind.tray
     if kind.numa != (tuple(range(kind.gpus)),):
         members["numa"] = kind.numa
-    if kind.near:
-        members["near"] = kind.near
     if kind.links is not None:
         members["links"] = rows(kind.links, 3)
     if kind.intra is not None:

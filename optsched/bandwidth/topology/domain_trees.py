@@ -93,8 +93,8 @@ def block_levels(
 def uplink_rates(cluster: Cluster, given: Mapping[str, str | float]) -> dict[str, float]:
     """Convert uplinks by level to GB/s of one domain in one direction.
 
-    An oversubscription ``"2:1"`` means that the cards of the domain's hosts bring twice the capacity
-    of its uplinks. Where domains of a level differ, the least counts.
+    An oversubscription ``"2:1"`` means that the cards of the domain's hosts bring twice the
+    capacity of its uplinks. Where domains of a level differ, the least counts.
     """
     found: dict[str, float] = {}
     kinds = [cluster.type(h) for h in range(cluster.n_hosts)]

@@ -155,7 +155,7 @@ class NodeGpus(NamedTuple):
 
 
 def gpus_of(node: Item, place: str) -> NodeGpus | None:
-    """Count the whole GPUs of a node; None if it has none, no parts of any, and no label of some."""
+    """Count the whole GPUs of a node; None if it has none, no parts, and no label of some."""
     found = {
         key: _number(node.status.capacity, key, place) for key in node.status.capacity
         if key.removesuffix(".shared") in RESOURCES or _PARTS.fullmatch(key)

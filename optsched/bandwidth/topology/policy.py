@@ -30,6 +30,14 @@ class Bounds(NamedTuple):
     least: IntArray
     most: IntArray
 
+    @classmethod
+    def free(cls, n_hosts: int, included: int | None = None) -> Bounds:
+        """Any counts, but at least one GPU on an included host."""
+        bounds = cls(np.zeros(n_hosts, np.int64), np.full(n_hosts, ANY, np.int64))
+        if included is not None:
+            bounds.least[included] = 1
+        return bounds
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -154,7 +162,7 @@ class Policy:
 
     def bounds(self, cluster: Cluster, others: Bounds | None = None) -> Bounds:
         """What `include` and `max_per_host` say of every host, beside other bounds."""
-        least, most = np.zeros(cluster.n_hosts, np.int64), np.full(cluster.n_hosts, ANY, np.int64)
+        least, most = Bounds.free(cluster.n_hosts)
         least[[cluster.host_index(name) for name in self.include or ()]] = 1
         most[:] = self.max_per_host or ANY
         if others is not None:
