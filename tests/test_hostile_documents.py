@@ -221,7 +221,7 @@ SPOILT: list[tuple[str, Any, str]] = [
     ("jobarray", {("jobs",): []}, "jobs: expected a list of length >= 1, got a list"),
     ("jobarray", {("jobs", 1, "forward"): [1]}, "jobs[1].forward: expected 2 values, got 1"),
     ("jobarray", {("jobs", 0, "micro_batches"): 10**9},
-     "jobs[0].micro_batches: 1000000000, but jobs x micro-batches x stages may be at most"),
+     "jobs[0].micro_batches: all blocks of a cycle may be at most 2000000, got 2000000002"),
     ("jobarray", {("jobs", 0, "multiplicity"): BIG, ("jobs", 1, "multiplicity"): BIG},
      "forward, backward, ...: times add up to"),
     ("jobarray", {("devices",): []}, "place: device 1 does not exist (there are 0)"),

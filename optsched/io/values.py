@@ -191,8 +191,10 @@ def label(place: str, given: Any, longest: int = MAX_NAME) -> str:
     return _encodable(place, given)
 
 
-def labels(place: str, given: Any, count: int | None = None) -> tuple[str, ...]:
-    """Check distinct names, `count` of them if that is given."""
+def labels(place: str, given: Any, count: int | None = None, prefix: str = "") -> tuple[str, ...]:
+    """Check distinct names, `count` of them if that is given; None: ``prefix0, prefix1, ...``."""
+    if given is None and prefix and count is not None:
+        return tuple(f"{prefix}{k}" for k in range(count))
     names = tuple(listed(place, given, "a list of names", count))
     seen: dict[str, int] = {}
     for k, name in enumerate(names):

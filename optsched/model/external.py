@@ -152,11 +152,10 @@ def _graph(problem: Problem) -> Schedule:
 
 def _are_rows(graph: Schedule, starts: Any) -> bool:
     """Whether starts are rows (job, machine, start), and not the starts of one job each."""
-    if not isinstance(starts, (list, tuple)) or not starts:
-        return False
-    rows = [row for row in starts if isinstance(row, (list, tuple)) and len(row) == 3]
-    named = any(isinstance(cell, str) for row in rows for cell in row)
-    return len(rows) == len(starts) and (named or len(rows) == graph.n_operations)
+    rows = list(starts) if isinstance(starts, (list, tuple)) else []
+    triples = all(isinstance(row, (list, tuple)) and len(row) == 3 for row in rows)
+    named = triples and any(isinstance(cell, str) for row in rows for cell in row)
+    return triples and bool(rows) and (named or len(rows) == graph.n_operations)
 
 
 def _by_machine(operations: _Operations, rows: Sequence[Any]) -> dict[int, int]:
@@ -173,8 +172,8 @@ def _by_machine(operations: _Operations, rows: Sequence[Any]) -> dict[int, int]:
         key = operations.job(job), _machine(graph, f"starts[{k}]", machine)
         ids = free.get(key, [])
         if not ids:
-            what = f"job {format_value(job)} has no further operation on {machine}"
-            raise InputError(f"starts[{k}]: {what}")
+            what = format_value(job)
+            raise InputError(f"starts[{k}]: job {what} has no further operation on {machine}")
         if len(ids) > 1 and (graph.period is not None or ids[1] not in paths_from(graph, ids[0])):
             raise InputError(
                 f"starts[{k}]: the order of {describe(graph, ids[0])} and {describe(graph, ids[1])}"

@@ -97,7 +97,10 @@ def graph_with(**fields: Any) -> Schedule:
         (graph_with(setup_in=[1, 0, 0, 0]), "setup_in"),
         (graph_with(release=[0, 5, 0, 0]), "release"),
         (graph_with(job=[0, 1, 0, 1]), "not sorted by jobs"),
-        (graph_with(resources=(Resource("a", 9), Resource("b"))), r"resources \(memory\)"),
+        (
+            graph_with(resources=(Resource("a", 9), Resource("b"))),
+            r"resources\[0\].memory: 9, expected 0",
+        ),
         (graph_with(period=99), "period"),
     ],
 )

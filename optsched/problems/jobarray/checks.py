@@ -26,7 +26,7 @@ RECOMPUTE_MODES: Final = ("never", "always", "choose")
 
 
 def shape_of(forward: npt.ArrayLike) -> tuple[int, int]:
-    """(jobs, stages) of the forward times."""
+    """Return (jobs, stages) of the forward times."""
     array = int_array("forward", forward, None)
     if array.ndim != 2 or 0 in array.shape:
         raise InputError(
@@ -36,7 +36,7 @@ def shape_of(forward: npt.ArrayLike) -> tuple[int, int]:
 
 
 def table_of(key: str, values: Any, shape: tuple[int, ...], least: int = 0) -> IntArray:
-    """An array of the given shape with values in least..2^53; a scalar fills it."""
+    """Check an array of the given shape with values in least..2^53; a scalar fills it."""
     array: IntArray = int_array(key, values, None)
     if array.ndim == 0:
         array = np.full(shape, array)
@@ -57,39 +57,26 @@ def refuse(bad: npt.NDArray[np.bool_], key: str, values: IntArray, rule: str) ->
     raise InputError(f"{where}: expected {rule}, got {values[tuple(at)]}")
 
 
-def names_of(key: str, given: Any, prefix: str, count: int) -> tuple[str, ...]:
-    """Check distinct names; default ``prefix0, prefix1, ...``."""
-    if given is None:
-        return tuple(f"{prefix}{k}" for k in range(count))
-    return labels(key, given, count)
-
-
-def check_blocks(
-    micro_batches: IntArray, n_stages: int, multiplicity: IntArray | None = None
-) -> None:
-    """Refuse what no graph can hold: a typing error would otherwise fill the memory."""
-    counts, key, what = micro_batches.tolist(), "micro_batches", "jobs x micro-batches x stages"
-    if multiplicity is not None:  # Python integers: the products may overflow
-        counts = [m * n for m, n in zip(counts, multiplicity.tolist(), strict=True)]
-        key, what = "multiplicity", "jobs x micro-batches x stages x multiplicity"
+def check_blocks(key: str, counts: list[int], n_stages: int) -> None:
+    """Refuse arrays that no graph can hold: a typing error would otherwise fill the memory."""
     total = sum(counts) * n_stages
     if total > MAX_BLOCKS:
         j = max(range(len(counts)), key=counts.__getitem__)
-        value = (micro_batches if multiplicity is None else multiplicity)[j]
         raise InputError(
-            f"jobs[{j}].{key}: {value}, but {what} may be at most {MAX_BLOCKS}, got {total}"
+            f"jobs[{j}].{key}: all blocks of a cycle may be at most {MAX_BLOCKS}, got {total} "
+            f"({counts[j]} micro-batches of job {j} on {n_stages} stages)"
         )
 
 
 def flat(place: Place) -> list[int]:
-    """All devices named in a place."""
+    """Return all devices named in a place."""
     if isinstance(place[0], int):
         return list(place)
     return [d for job in place for row in job for d in row]
 
 
 def recompute_of(given: str | Sequence[bool], n_jobs: int) -> str | tuple[bool, ...]:
-    """One of the modes, or one bool per job."""
+    """Check one of the modes, or one bool per job."""
     if isinstance(given, str):
         if given not in RECOMPUTE_MODES:
             raise InputError(
@@ -124,13 +111,8 @@ def row_of(where: str, row: Any, n_stages: int) -> tuple[int, ...]:
     return tuple(integer(f"{where}[{v}]", device, 0, 1_000_000) for v, device in devices)
 
 
-def device_fields(
-    place: Place,
-    memory: npt.ArrayLike | None,
-    devices: Sequence[str] | None,
-    servers: Sequence[str] | None,
-) -> dict[str, Any]:
-    """Names, servers and memory of the devices; refuses a stage on none of them."""
+def device_fields(place: Place, memory: Any, devices: Any, servers: Any) -> dict[str, Any]:
+    """Check names, servers and memory of the devices; refuse a stage without a device."""
     used = 1 + max(flat(place))
     known = devices if devices is not None else servers
     key = "servers" if devices is None else "devices"
@@ -141,7 +123,7 @@ def device_fields(
     if used > count:
         raise InputError(f"place: device {used - 1} does not exist (there are {count})")
     return {
-        "devices": names_of("devices", devices, "gpu", count),
+        "devices": labels("devices", devices, count, "gpu"),
         "servers": _servers(servers, count),
         "memory": table_of("memory", capacity, (count,)),
     }
@@ -168,7 +150,7 @@ _TIMES: Final = (
 
 
 def check_together(array: Any) -> None:
-    """Rules that join several fields of an array."""
+    """Refuse values of fields that contradict those of others."""
     kept = np.minimum(array.activation, array.checkpoint)
     if array.recompute_mode == "never":
         kept = array.activation
@@ -193,7 +175,7 @@ def check_together(array: Any) -> None:
     if array.objective not in (MAKESPAN, PERIOD) and array.recompute_mode == "choose":
         raise InputError(
             f'recompute_mode: "choose" is for the makespan and the period, not for objective='
-            f'"{array.objective}"; say which jobs recompute'
+            f'"{array.objective}"; give one bool per job'
         )
     if array.objective == "period" and array.release.any():
         raise InputError('release: not allowed with objective="period"')

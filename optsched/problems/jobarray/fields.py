@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
-from optsched.io.values import boolean, label, one_of, refuse_unknown
+from optsched.io.values import boolean, label, labels, one_of, refuse_unknown
 from optsched.model.objectives import MAKESPAN, OBJECTIVES, PERIOD, goal_of
 from optsched.problems.jobarray.checks import (
     Place,
@@ -29,7 +29,6 @@ from optsched.problems.jobarray.checks import (
     check_together,
     device_fields,
     jobs_of,
-    names_of,
     place_of,
     recompute_of,
     shape_of,
@@ -174,12 +173,14 @@ class JobArrayFields:
                 checked[key] = one_of(key, value, field.choices)
             elif field.default is False:
                 checked[key] = boolean(key, value)
-        check_blocks(checked["micro_batches"], shape[1])
-        if given["objective"] == "period":
-            check_blocks(checked["micro_batches"], shape[1], checked["multiplicity"])
+        counts = checked["micro_batches"].tolist()
+        check_blocks("micro_batches", counts, shape[1])
+        if given["objective"] == "period":  # Python integers: the products may overflow
+            copies = zip(counts, checked["multiplicity"].tolist(), strict=True)
+            check_blocks("multiplicity", [m * n for m, n in copies], shape[1])
         checked["name"] = label("name", given["name"])
         checked["recompute_mode"] = recompute_of(given["recompute_mode"], shape[0])
-        checked["names"] = names_of("names", given["names"], "job", shape[0])
+        checked["names"] = labels("names", given["names"], shape[0], "job")
         checked["place"] = place_of(given["place"], checked["micro_batches"], shape[1])
         devices = (given[key] for key in ("memory", "devices", "servers"))
         checked.update(device_fields(checked["place"], *devices))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.values import int_array, refuse_unknown
+from optsched.io.values import int_array, labels, refuse_unknown
 from optsched.model.objective_bounds import objective_bounds
 from optsched.model.objectives import PERIOD, objective_value
 from optsched.model.schedule import Csr, Problem
@@ -100,8 +100,7 @@ class JobArray(JobArrayFields, Problem):
     @property
     def job_names(self) -> tuple[str, ...]:
         """Names of the jobs; empty if they are ``job0``, ``job1``, ..."""
-        default = all(name == f"job{j}" for j, name in enumerate(self.names))
-        return () if default else self.names
+        return () if self.names == labels("names", None, self.n_jobs, "job") else self.names
 
     @property
     def problem_kind(self) -> str:  # type: ignore[override]

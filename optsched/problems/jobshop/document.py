@@ -9,6 +9,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import decode_document, lines, placed, rows
+from optsched.model.difference import difference
 from optsched.model.document import Count  # noqa: TC001 (msgspec reads the annotations)
 from optsched.model.objectives import MAKESPAN
 from optsched.model.schedule import NO_DEADLINE, Schedule
@@ -77,24 +78,18 @@ def to_json(shop: JobShop) -> bytes:
 
 
 def standard_text(shop: JobShop) -> str:
-    """``n m`` and one row ``machine duration ...`` a job, single spaces: what the hash is of."""
+    """Return ``n m`` and a row ``machine duration ...`` per job: the text that is hashed."""
     chains = (" ".join(f"{k} {p}" for k, p in chain) for chain in shop.jobs)
     return f"{shop.n_jobs} {shop.n_machines}\n" + "".join(f"{chain}\n" for chain in chains)
 
 
 def shop_of(problem: Problem) -> JobShop:
-    """The problem itself if it is a job shop, or the one whose graph it has; see `from_graph`."""
+    """Return the problem if it is a job shop, or the job shop with its graph."""
     return problem if isinstance(problem, JobShop) else from_graph(problem.graph())
 
 
 def from_graph(graph: Schedule) -> JobShop:
-    """The job shop whose graph this is.
-
-    Raises
-    ------
-    InputError
-        The graph is scheduled already, or has something that a job shop has not.
-    """
+    """Return the job shop with this graph; refuse schedules, and graphs of other problems."""
     if graph.is_scheduled:
         raise InputError("sequences: this is a schedule, expected an instance without them")
     if graph.n_operations == 0:
@@ -117,26 +112,10 @@ def from_graph(graph: Schedule) -> JobShop:
         name=graph.name,
         time_unit=graph.time_unit,
     )
-    # whatever else a graph may hold, the comparison with the shop's own graph finds
-    if not shop.graph().same_graph(graph):
-        raise _no_shop(f"{_difference(shop.graph(), graph)} differ from those of its job shop")
+    if not shop.graph().same_graph(graph):  # any other property of a graph
+        raise _no_shop(difference(graph, shop.graph()))
     return shop
 
 
 def _no_shop(why: str) -> InputError:
     return InputError(f"the graph is not a job shop: {why}; solve it as a schedule graph")
-
-
-def _difference(ours: Schedule, theirs: Schedule) -> str:
-    if ours.resources != theirs.resources:
-        return "resources (memory)"
-    if ours.period != theirs.period:
-        return "period"
-    if any(not np.array_equal(a, b) for a, b in zip(ours.arcs, theirs.arcs, strict=True)):
-        return "arcs (chains without lags expected)"
-    fields = (
-        "release", "deadline", "setup_in", "setup_out", "family", "acquire", "free", "workspace",
-        "kind", "stage", "microbatch", "iteration", "offset",
-    )  # fmt: skip
-    wrong = [f for f in fields if not np.array_equal(getattr(ours, f), getattr(theirs, f))]
-    return ", ".join(wrong) or "fields"

@@ -148,7 +148,6 @@ class JobShop(Problem):
             raise InputError(f"metadata: expected a mapping, got {format_value(given)}")
         if unit:
             one_of("time_unit", unit, TIME_UNITS)
-        names = fields.get("names")
         objective = fields.get("objective", MAKESPAN)
         goal = goal_of(n, objective, fields.get("job_weight"), fields.get("due"))
         checked: dict[str, Any] = {
@@ -161,7 +160,7 @@ class JobShop(Problem):
             "job_weight": frozen(np.array(goal.job_weight or [1] * n, np.int64)),
             "due": frozen(np.array(goal.due or [0] * n, np.int64)),
             "machines": known,
-            "names": default_names(n) if names is None else labels("names", names, n),
+            "names": labels("names", fields.get("names"), n, "job"),
             "name": label("name", fields.get("name", "")),
             "time_unit": unit,
             "metadata": MappingProxyType(facts),
@@ -234,7 +233,7 @@ class JobShop(Problem):
     @property
     def job_names(self) -> tuple[str, ...]:
         """Names of the jobs; empty if they are ``job0``, ``job1``, ..."""
-        return () if self.names == default_names(self.n_jobs) else self.names
+        return () if self.names == labels("names", None, self.n_jobs, "job") else self.names
 
     @property
     def n_machines(self) -> int:
@@ -408,8 +407,3 @@ class JobShop(Problem):
 
         one_of("format", format, ["json", *writable()])
         write_atomic(path, to_json(self) if format == "json" else written(self, format))
-
-
-def default_names(n_jobs: int) -> tuple[str, ...]:
-    """Return ``job0, job1, ...``."""
-    return tuple(f"job{j}" for j in range(n_jobs))
