@@ -335,13 +335,6 @@ def test_keys() -> None:
 # known bounds
 
 
-def test_bounds_file(tmp_path: Path) -> None:
-    """By name; rows without both bounds are passed over."""
-    path = tmp_path / "b.csv"
-    path.write_text("instance,family,jobs,machines,lb,ub,x\nft06,ft,6,6,55,55,\nta99,ta,,,,3,\n")
-    assert read_bounds(path) == {"ft06": Known(55, 55)}
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -70,37 +70,6 @@ def test_import_of_nodes(site: Cli) -> None:
     assert (Cluster.read("c.json").type(0).nics, cluster.type(0).nics) == (1, 2)
 
 
-def test_switches_count(site: Cli) -> None:
-    """Equal choices go to one leaf, and none spans leaves that no switch joins."""
-    jobs = [{"name": "x", "gpus": "n01"}]
-    state = {"format": "optsched.state/1", "free": "n02 n03 n04", "jobs": jobs}
-    Path("s.json").write_text(json.dumps(state))
-    words = (*IMPORT, "--nic-rate", "50", "--domains")
-    given = ("dispatch", "--cluster", "c.json", "--state", "s.json", "--gpus")
-    site(*words, "topology.conf")
-    assert site(*given, 4).out == "n03:0,1 n04:0,1\n"
-    assert len(site(*given, 6).out.split()) == 3
-    Path("apart.conf").write_text("\n".join(CONF.splitlines()[:2]))
-    site(*words, "apart.conf")
-    assert "leaf: no level above joins the 2 domains" in site("topology", "check", "c.json").out
-    assert site(*given, 4).out == "n03:0,1 n04:0,1\n"
-    ran = site(*given, 6)
-    assert (ran.code, ran.out) == (1, "")
-    assert ran.err == (
-        "infeasible: gpus: requested 6 GPUs in one leaf (of 2, which no level above joins), the "
-        "leaf with most free GPUs is 's1' with 4\n"
-    )
-
-
-def test_warnings_are_a_line(site: Cli) -> None:
-    """What was left out is said on stderr, without a place in the source; the command succeeds."""
-    Path("far.txt").write_text(MATRIX.replace("NIC0\n", "NIC0\tNIC1\n", 1).replace(
-        "PIX\nGPU1", "PIX\tSYS\nGPU1").replace("PIX\nNIC0", "PIX\tSYS\nNIC0").replace(
-        "PIX\tX\n", "PIX\tX\tSYS\nNIC1\tSYS\tSYS\tSYS\tX\n"))  # fmt: skip
-    ran = site("topology", "import", "--topo", "h=far.txt", "--hosts", "n=h", "-o", "c.json")
-    assert ran.code == 0 and ran.err.startswith("warning: far.txt: 1 of 2 network devices count;")
-
-
 def test_logs_of_pods(site: Cli) -> None:
     """Names of pods become hosts, and a log that was cut off is told."""
     Path("run.log").write_text(

@@ -102,17 +102,6 @@ def test_round_trip(rng: Random) -> None:
                     assert row[k - 1][0] in "BIW" and row[k - 1][1] == v
 
 
-def test_whole_backwards_of_a_split_job() -> None:
-    """A cell B is I, then W; an overlapped cell is F, then B."""
-    job = JOB.replace(weight=1)
-    text = "0F0,(0F1;0B0)OVERLAP_F_B,0I1,0W1\n1F0,1B0,1F1,1I1,1W1\n"
-    again = pipelining_csv.from_text(text, "order.csv", job)
-    assert verify(again) == []
-    assert [f"{v}{kind}{m}" for kind, v, m in blocks_of(again)[0]] == [
-        "0F0", "0F1", "0I0", "0W0", "0I1", "0W1",
-    ]  # fmt: skip
-
-
 def with_orders(schedule: Schedule, rows: list[list[int]]) -> Schedule:
     """The same starts, other orders."""
     assert schedule.start is not None
@@ -176,12 +165,6 @@ def test_deadlocks_are_not_written(cells: str) -> None:
         pipelining_csv.to_csv(handmade(cells.split()))
 
 
-def test_whole_and_split_backwards_may_mix() -> None:
-    """As in DualPipeV: torch allows it, so do we."""
-    text = pipelining_csv.to_csv(handmade(["0F0", "0F1", "0B0", "0I1", "0W1"]))
-    assert text == "0F0,0F1,0B0,0I1,0W1\n"
-
-
 # reading
 
 
@@ -241,14 +224,6 @@ def test_deadlocks_are_refused_with_the_cycle(text: str) -> None:
     with pytest.raises(CyclicOrder, match=r"order.csv: .* gpu0: B\(job 0, stage 0") as found:
         pipelining_csv.from_text(text, "order.csv", job)
     assert len(found.value.cycle) >= 2
-
-
-def test_what_a_job_must_be() -> None:
-    """One job, one iteration."""
-    with pytest.raises(InputError, match=r"order\.csv: holds one job, but 2 are given"):
-        pipelining_csv.from_text(GOOD, "order.csv", JobArray([[1, 1]] * 2, [[1, 1]] * 2))
-    with pytest.raises(InputError, match=r"order\.csv: holds one iteration"):
-        pipelining_csv.from_text(GOOD, "order.csv", JOB.with_objective("period"))
 
 
 @given(st.randoms(use_true_random=False))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from optsched import JobShop
 from optsched.errors import InputError
 from optsched.formats import standard
-from optsched.formats.read_problem import read_problem
 
 FT10 = Path(__file__).parents[2] / "instances" / "jobshop" / "ft10.txt"
 TEXT = standard.to_text(JobShop.read(FT10))
@@ -71,29 +70,6 @@ def test_layout_does_not_matter(data: st.DataObject) -> None:
         for row in TOKENS
     )
     assert standard.from_text(text, "ft10.txt") == standard.from_text(TEXT, "ft10.txt")
-
-
-def test_files(tmp_path: Path) -> None:
-    """Through files: BOM, no final newline, and detection by row width."""
-    shop = standard.from_text(TEXT, "ft10.txt")
-    path = tmp_path / "ft10.txt"
-    path.write_bytes(b"\xef\xbb\xbf" + TEXT.rstrip().replace("\n", "\r\n").encode())
-    assert JobShop.read(path) == shop == read_problem(path)
-    assert JobShop.read(path, format="standard") == shop
-    shop.write(path, format="standard")
-    assert path.read_text() == TEXT
-    reentrant = tmp_path / "r.txt"
-    reentrant.write_text("2 3\n0 5 0 6 1 7\n2 1\n")
-    read = JobShop.read(reentrant, reentrant=True)
-    assert read.jobs == (((0, 5), (0, 6), (1, 7)), ((2, 1),))
-    assert read.n_machines == 3
-
-
-def test_windows_are_never_lost() -> None:
-    """A shop with a release or a deadline is not written as text."""
-    for windows in ({"release": [1]}, {"deadline": [9]}):
-        with pytest.raises(InputError, match="no releases and deadlines"):
-            standard.to_text(JobShop([[(0, 1)]], **windows))  # type: ignore[arg-type]
 
 
 # refusing what is wrong

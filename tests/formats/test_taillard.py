@@ -112,7 +112,6 @@ def test_both_layouts_are_detected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "shop",
     [
-        JobShop([[(0, 1), (0, 1)]]),
         JobShop([[(0, 1), (1, 1)], [(0, 1)]]),
         JobShop(TOY, release=[0, 1]),
     ],

@@ -164,15 +164,6 @@ def test_any_spelling(data: st.DataObject) -> None:
     )).of == want  # fmt: skip
 
 
-def test_blocks() -> None:
-    """Blocks, and above them those that Slurm joins to larger sizes; the last may be alone."""
-    found = from_slurm(BLOCKS)
-    assert found.levels == ("block4", "block")
-    assert (found.of["n4"], found.of["n5"]) == (("b1..b2", "b2"), ("b3", "b3"))
-    assert from_slurm(BLOCKS.replace("2,4", "2")).levels == ("block",)
-    assert from_slurm(BLOCKS.partition("BlockSizes")[0]).of["n6"] == ("b3",)
-
-
 BAD = {
     "": "t: has neither",
     "Nodes=a\n": "t:1: expected SwitchName",

@@ -30,14 +30,6 @@ def cells(schedule: Schedule) -> list[list[tuple[str, int, int]]]:
     return [[labels[i] for i in row] for row in schedule.sequences.to_lists()]
 
 
-@pytest.mark.parametrize("name", ["vanilla", "gpipe", "one_f_one_b"])
-def test_jobs_follow_each_other_like_micro_batches(name: str) -> None:
-    """Three jobs of two micro-batches take as long as one job of six."""
-    array = JobArray([[2] * 4] * 3, [[5] * 4] * 3, micro_batches=2, activation=1)
-    build = getattr(pipelines, name)
-    assert build(array).makespan == build(uniform(4, 6)).makespan
-
-
 @given(st.randoms(use_true_random=False), st.sampled_from(pipelines.NAMES), st.integers(1, 3))
 def test_iterations_of_a_cycle_follow_each_other(rng: Random, name: str, n: int) -> None:
     """N copies of every job take n times one; of jobs with other numbers the order is right."""
@@ -61,13 +53,6 @@ def test_iterations_of_a_cycle_follow_each_other(rng: Random, name: str, n: int)
     assert n * (one.period - 1) < many.period <= n * one.period or one.period == 1
     copies = [rng.randint(1, 3) for _ in range(array.n_jobs)]
     assert verify(build(array.replace(multiplicity=copies))) == []
-
-
-@pytest.mark.parametrize("name", pipelines.NAMES)
-def test_what_is_no_job_array_is_refused(name: str) -> None:
-    """With the type that is wanted."""
-    with pytest.raises(InputError, match=f"{name}: expected a JobArray, got 3"):
-        getattr(pipelines, name)(3)
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from(pipelines.NAMES), st.integers(1, 3))
@@ -137,13 +122,6 @@ def test_chimera_runs_both_ways() -> None:
     row = cells(pipelines.chimera(uniform(4, 4)))[0]
     assert row == [("F", 0, 0), ("F", 0, 2), ("F", 3, 1), ("B", 3, 1), ("F", 3, 3), ("B", 3, 3),
                    ("B", 0, 0), ("B", 0, 2)]  # fmt: skip
-
-
-def test_zb_h1_puts_weight_gradients_off() -> None:
-    """Stage 1 of 2 runs W one micro-batch later than I."""
-    job = pipelines.uniform("zb_h1", stages=2, micro_batches=3)
-    kinds = [kind + str(m) for kind, _, m in cells(pipelines.zb_h1(job))[1]]
-    assert kinds == ["F0", "I0", "F1", "I1", "W0", "F2", "I2", "W1", "W2"]
 
 
 @pytest.mark.parametrize("name", pipelines.NAMES)

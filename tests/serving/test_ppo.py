@@ -216,18 +216,6 @@ def test_open_blocks_are_settled() -> None:
     fleet.step(rng.integers(0, [3, 4, 6], (8, 3)))
 
 
-def test_done_is_one_minus_the_discount() -> None:
-    """By the time that passed; 1 at an episode's end; in paper mode always."""
-    fleet = fleet_of(short())
-    before = fleet.worlds[0].trace["now"].copy()
-    _, _, end, _ = fleet.step(np.zeros((1, 3)))
-    passed = fleet.worlds[0].trace["now"] - before
-    assert end == pytest.approx(1 - np.exp(-passed / 50e6), rel=1e-5)
-    fleet.goal["limit"] = 1
-    assert max(fleet.step(np.zeros((1, 3)))[2][0] for _ in range(20)) == 1
-    assert fleet_of(short(), "paper").step(np.zeros((1, 3)))[2] == 1
-
-
 def test_mixed_head() -> None:
     """Probabilities and entropy of the server are those of the mixture, by NumPy."""
     logits = torch.tensor([[2.0, 0.0, -1.0, 0.3, 0.1]])

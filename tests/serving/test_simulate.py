@@ -199,15 +199,6 @@ def test_a_load_robs_nobody_of_room() -> None:
     assert (run.finish / 1e6).tolist() == [9.0, 17.0, 18.0]
 
 
-def test_an_empty_trace() -> None:
-    """Nothing is done, and nothing is divided by."""
-    run = simulate(plain([]), ONE)
-    assert run.summary.completed == run.cost == 0
-    assert run.summary.mean_ms is run.summary.throughput_per_s is run.summary.completion is None
-    assert check_log(run.scenario, run.log) == []  # type: ignore[arg-type]
-    assert run.schedule.n_operations == 0
-
-
 def test_a_horizon() -> None:
     """What began before it is there; what ends later is not done."""
     plan, own = Resident([(0, 0, 0)]), Settings(cap=1)

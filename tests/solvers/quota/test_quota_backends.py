@@ -140,13 +140,6 @@ def test_refusals() -> None:
         optsched.solve(strict, "genetic", options={"crossover": "pox"})
 
 
-def test_iterations_repeat(name: str = "branch_and_bound") -> None:
-    """The same seed and iterations give the same answer."""
-    hard = synthetic(30, 8, 3, gpus=4, types=2)
-    one, two = (optsched.solve(hard, name, iterations=3000, seed=4) for _ in "ab")
-    assert one.schedule == two.schedule
-
-
 @seeds(12, 60)
 def test_first_answer_is_an_answer(seed: int) -> None:
     """What is said while kernels compile is allowed, and worth what it says."""
