@@ -190,13 +190,6 @@ def test_round_trip_of_names_and_choices() -> None:
     assert again.state.tolist() == a.state.tolist() and again.multiplicity.tolist() == [1, 3]
 
 
-def test_the_hash_does_not_depend_on_identity() -> None:
-    """Equal strings that are other objects (as after unpickling) write the same bytes."""
-    other = array(update_mode="".join(["fu", "sed"]), name="x")
-    assert other == array(name="x")
-    assert jobarray_json.write(other) == jobarray_json.write(array(name="x"))
-
-
 # values
 
 
@@ -276,13 +269,6 @@ def test_a_job_that_does_not_fit_alone() -> None:
     assert array(activation=[[1, 1, 1], [1, 6, 1]], memory=[0, 6, 1]).infeasibility() == ""
 
 
-def test_chunks_on_one_device_add_up() -> None:
-    """Both chunks of a micro-batch are held at the turn; two micro-batches need not be."""
-    wrapped = JobArray([[1] * 4], [[1] * 4], place=[0, 1, 0, 1], activation=2, micro_batches=2)
-    assert "needs 4 bytes" in wrapped.replace(memory=[3, 4]).infeasibility()
-    assert wrapped.replace(memory=[4, 4]).infeasibility() == ""
-
-
 @given(st.randoms(use_true_random=False))
 def test_what_fits_alone_is_feasible(rng: Random) -> None:
     """One job: infeasible by inspection exactly if no order at all fits."""
@@ -297,53 +283,34 @@ def test_what_fits_alone_is_feasible(rng: Random) -> None:
 HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"forward": [[1, 2], [3]]}, "forward: the rows differ in length"),
     ({"forward": [[1.5, 2, 3], [4, 5, 6]]}, "forward: expected integers, got float64"),
-    ({"forward": [[True] * 3] * 2}, "forward: expected integers, got true or false"),
     ({"forward": [[True, 2, 3], [4, 5, 6]]}, "forward: expected integers, got true or false"),
-    ({"forward": [["1"] * 3] * 2}, "forward: expected integers"),
-    ({"forward": []}, "forward: expected one row per job"),
     ({"forward": [[]]}, "forward: expected one row per job"),
-    ({"forward": 3}, "forward: expected one row per job"),
-    ({"forward": None}, "forward: expected integers"),
     ({"forward": [[1, 2, 3], [4, 5, -4]]}, r"jobs\[1\]\.forward\[2\]: expected .* got -4"),
     ({"forward": [[2**53 + 1] * 3] * 2}, r"jobs\[0\]\.forward\[0\]: expected an integer <= 2\^53"),
-    ({"forward": [[10**30] * 3] * 2}, "forward: expected integers"),
     ({"forward": [[2**52] * 3] * 2}, r"add up to .* more than 2\^53"),
     ({"backward": [[1, 2, 3]]}, r"backward: expected shape \(2, 3\), got \(1, 3\)"),
     ({"lag_forward": [[1, 2, 3]] * 2}, r"lag_forward: expected shape \(2, 2\)"),
     ({"lag_forward": [[0, 0], [-5, 0]]}, r"jobs\[1\]\.lag_forward\[0\]: .*not below minus"),
-    ({"lag_backward": [[0, -10], [0, 0]]}, r"jobs\[0\]\.lag_backward\[1\]: .*got -10"),
-    ({"micro_batches": 0}, r"jobs\[0\]\.micro_batches: expected an integer >= 1, got 0"),
     ({"micro_batches": 2**50}, "micro_batches"),
     ({"multiplicity": [1, 0]}, r"jobs\[1\]\.multiplicity: expected an integer >= 1, got 0"),
-    ({"multiplicity": 2**53, "micro_batches": 100}, r"more than 2\^53|multiplicity"),
-    ({"release": -1}, "release"),
     ({"release": 1, "objective": "period"}, "release: not allowed"),
     ({"memory": [1, 2]}, "place: device 2 does not exist"),
     ({"memory": [1, 2, -3]}, r"devices\[2\]\.memory: expected an integer >= 0, got -3"),
     ({"place": [0, 1]}, r"place: expected one device per stage \(3 values\), got 2"),
-    ({"place": [0, 1, -1]}, r"place\[2\]: expected an integer in 0..1000000, got -1"),
     ({"place": [0, 1, 5], "devices": ["a", "b", "c"]}, "place: device 5 does not exist"),
     ({"place": [[[0, 1, 2]]]}, r"place: expected one entry per job \(2 values\), got 1"),
     ({"place": [[[0, 1, 2]], []]}, r"place\[1\]: expected one row per micro-batch"),
-    ({"place": [[[0, 1, 2]], [[0, 1]]]}, r"place\[1\]\[0\]: expected one device per stage"),
     ({"weight_memory": 1}, "weight_memory: needs weight blocks"),
     ({"weight": 1, "weight_memory": 3, "activation": 2}, r"weight_memory\[0\]: .*kept bytes"),
     ({"update": 1, "microbatch_order": "free"}, 'update_mode: "fused" needs'),
-    ({"update_mode": "later"}, "update_mode: expected one of fused, block, global, none"),
     ({"objective": "speed"}, "objective: expected one of makespan, total"),
-    ({"time_unit": "h"}, "time_unit: expected one of"),
     ({"trailing_switch": 1}, "trailing_switch: expected True or False, got 1"),
     ({"recompute_mode": "maybe"}, "recompute_mode: expected one of never, always, choose"),
-    ({"recompute_mode": [True]}, "recompute_mode: expected 2 times true or false"),
     ({"recompute_mode": [1, 0]}, "recompute_mode: expected 2 times true or false"),
     ({"names": ["a", "a"]}, r"names\[1\]: 'a' is also the name of names\[0\]|is also the name"),
-    ({"names": ["a"]}, r"names: expected a list of names \(2 v"),
     ({"devices": ["a", "b"]}, "place: device 2 does not exist"),
-    ({"devices": ["a", "b", 3]}, r"devices\[2\]"),
     ({"servers": ["s"]}, "place: device 2 does not exist|servers: expected"),
-    ({"name": 3}, "name"),
     ({"switch": [[1, 2, 3]] * 2, "place": [0, 1, 0]}, r"jobs\[0\]\.switch\[2\]: 3, but stage 0"),
-    ({"activation": 2**52, "memory": 1}, "activation|acquire"),
 ]
 
 
@@ -358,10 +325,8 @@ def test_hostile_arguments(fields: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"place": 3}, {"place": "012"}, {"place": [0.0, 1.0, 2.0]}, {"place": [[0, 1, 2], [0]]},
-        {"place": [0, 1, None]}, {"names": 3}, {"devices": 3}, {"recompute_mode": None},
-        {"recompute_mode": 3}, {"memory": "x"}, {"memory": [[1]]}, {"weight": "x"},
-        {"objective": None}, {"objective": ["makespan"]}, {"name": "x" * 300}, {"place": [[], []]},
+        {"place": "012"}, {"place": [0.0, 1.0, 2.0]}, {"place": [[0, 1, 2], [0]]}, {"names": 3},
+        {"recompute_mode": None}, {"memory": "x"}, {"weight": "x"}, {"objective": ["makespan"]},
     ],
     ids=str,
 )  # fmt: skip

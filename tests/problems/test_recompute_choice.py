@@ -59,15 +59,6 @@ def test_the_best_of_all_choices() -> None:
     assert {True, False} <= {flag for choice in chosen for flag in choice}
 
 
-def test_same_seed_same_choice() -> None:
-    """Iteration limits: bits repeat."""
-    array = random_choice(Random(5), jobs=5)
-    first, second = (optsched.solve(array, "auto", iterations=300, workers=1) for _ in range(2))
-    assert first.schedule is not None and second.schedule is not None
-    assert first.schedule.sequences == second.schedule.sequences
-    assert first.schedule.provenance == second.schedule.provenance
-
-
 def allowed(array: JobArray) -> list[list[bool]]:
     """All choices but those that cannot fit."""
     must, never = settled(array)
@@ -156,20 +147,6 @@ def test_others_refuse(solver: str) -> None:
     """One sentence that names `auto`."""
     with pytest.raises(UnsupportedProblem, match=r"which jobs recompute; these do: auto"):
         optsched.solve(random_choice(Random(1)), solver, iterations=1)
-
-
-@pytest.mark.parametrize("objective", ["makespan", "period"])
-def test_never_worse_than_the_extremes(objective: str) -> None:
-    """Both extremes are searched with the same iterations, unless bounds rule them out."""
-    for seed in range(3):
-        array = random_choice(Random(seed), jobs=6, micro_batches=2).with_objective(objective)
-        must, never = settled(array)
-        result = optsched.solve(array, "auto", iterations=100, workers=1)
-        assert result.objective is not None and result.objective >= array.lower_bound()
-        for way in (must, ~never):
-            alone = array.replace(recompute_mode=way.tolist())
-            theirs = optsched.solve(alone, "auto", iterations=100, workers=1).objective
-            assert theirs is None or result.objective <= theirs, (seed, way)
 
 
 def test_mixed_choices_are_found() -> None:
