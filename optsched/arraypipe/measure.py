@@ -73,7 +73,6 @@ def measure(
     device: torch.device,
     *,
     sizes: Sequence[int] | None = None,
-    split_backward: bool = False,
     local: Collection[int] | None = None,
     group: Group | None = None,
 ) -> Profile:
@@ -83,8 +82,6 @@ def measure(
     ----------
     sizes
         Micro-batch sizes; by default those of the jobs.
-    split_backward
-        Measure blocks I and W, too.
     local, group
         On ranks: the stages of this rank, and the group of all, which get the whole profile. What
         one rank raises is raised on all.
@@ -93,7 +90,7 @@ def measure(
         if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__len__") or not len(sizes):
             raise InputError(f"sizes: expected a list of micro-batch sizes, got {sizes!r:.60}")
         sizes = [integer(f"sizes[{k}]", size, 1) for k, size in enumerate(sizes)]
-    bench = _Bench(trainer, device, split_backward, local)
+    bench = _Bench(trainer, device, local)
 
     def everywhere(make: Callable[[], Any]) -> list[Any]:
         return [make()] if group is None else group.all(group.agree(make))
@@ -121,13 +118,9 @@ class _Bench:
     """
 
     def __init__(
-        self,
-        trainer: ArrayTrainer,
-        device: torch.device,
-        split: bool,
-        local: Collection[int] | None,
+        self, trainer: ArrayTrainer, device: torch.device, local: Collection[int] | None
     ) -> None:
-        self.trainer, self.device, self.split = trainer, device, split
+        self.trainer, self.device = trainer, device
         self.local = range(trainer.n_stages) if local is None else local
         self.jobs = [*map(_profiled, trainer.jobs, trainer.titles)]
         self.keys = [(job.optimizer, job.precision) for job in self.jobs]
@@ -208,9 +201,6 @@ class _Bench:
             batches = [batch.copied() for _ in range(2)]
             first = (given[0], batches[0], 1, end, False)
             yield "forward", partial(blocks.forward, stage, 0, *first)
-            if self.split:
-                yield "input_gradient", partial(blocks.backward, stage, 0, gradients, split=True)
-                yield "weight", partial(blocks.backward_weights, stage, 0)
             stage.kept.clear()
             blocks.forward(stage, 0, given[1], batches[1], 1, end, True)
             yield "recompute", partial(blocks.recompute, stage, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -267,8 +266,6 @@ class ArrayRun:
         )  # fmt: skip
         self._same(partial(self._first_forward, self.runs))
         collect()
-        if self.builder.folder is not None and config.is_first:
-            _warn_of_forgotten(self.runs[0])
         if ranks is not None:
             ranks.share_failures(self.runs)
         errors = [run.job.error for run in self.runs]
@@ -455,16 +452,6 @@ class ArrayRun:
             return RunResult(jobs, losses, log, whole)
         local = tuple((run, ranks.saved_by(run)) for run in self.runs)
         return RunResult(jobs, losses, log, None, local)
-
-
-def _warn_of_forgotten(run: JobRun) -> None:
-    """Warn of attributes that the forward changes and that no checkpoint keeps."""
-    names = {module: name for name, module in run.model.named_modules()}
-    rows = [row for stage in run.stages for row in stage.forgotten]
-    if rows:
-        found = [f"{key!r} of {type(part).__name__} {names.get(part, '')!r}" for part, key in rows]
-        text = "no checkpoint keeps it, so a resumed run begins anew; use a buffer if it is read"
-        warnings.warn(f"checkpoint: the forward changes {', '.join(found)}: {text}", stacklevel=2)
 
 
 def _trained(run: JobRun) -> Trained:

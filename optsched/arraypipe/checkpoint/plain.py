@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -163,7 +163,6 @@ def check_kept(
             warnings.simplefilter("ignore")
             optimizer = python_settings(make(rows))
             scheduler = None if schedule is None else schedule(optimizer)
-            before = _forgotten(optimizer)
             for _ in range(_TRIED):
                 optimizer.step()
                 if scheduler is not None:
@@ -171,28 +170,10 @@ def check_kept(
                     scheduler.step(*metric)
                 python_numbers(optimizer, scheduler)
             state = None if scheduler is None else scheduler.state_dict()
-            after = _forgotten(optimizer)
     except Exception:  # the training will say it
         return
-    if moved := [repr(key) for key, value in before.items() if after.get(key) != value]:
-        warnings.warn(
-            f"{place}: {type(optimizer).__name__}.step changes {', '.join(moved)}: no checkpoint "
-            f"keeps it, so a resumed job begins anew; use `state` or `param_groups` if it is read",
-            stacklevel=2,
-        )
     for entry in optimizer.state.values():
         kept(entry, f"{place}: optimizer state", empty)
     for group in optimizer.param_groups:
         kept({**group, "params": []}, f"{place}: optimizer setting", empty)
     kept(state, f"{place}: scheduler", empty)
-
-
-def _forgotten(optimizer: Optimizer) -> dict[str, str]:
-    """Attributes of an optimizer that its checkpoint leaves out, to be compared."""
-    rows = dict[str, str]()
-    for key, value in vars(optimizer).items():
-        if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
-            rows[key] = repr(value)
-        elif isinstance(value, (list, deque)) and key != "param_groups":
-            rows[key] = repr([*map(id, value)])
-    return rows

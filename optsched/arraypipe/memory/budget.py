@@ -63,7 +63,7 @@ class Access(NamedTuple):
     """A block, or the update within a last backward, as the memory of its device sees it."""
 
     state: int  # index of the state of a (job, stage)
-    kind: str  # F, R, B, W or U; only U changes the state and needs its moments
+    kind: str  # F, R, B or U; only U changes the state and needs its moments
     graph: int = 0  # 1: leaves an autograd graph that refers to the weights, -1: uses one up
     first: bool = False  # first F of an iteration: the state has no graph
     operation: int = -1
@@ -89,17 +89,16 @@ def accesses_of(
 ) -> tuple[Access, ...]:
     """The accesses of a block to a state: one, or two where a last backward holds the update.
 
-    With `recompute` the job keeps inputs only. Where the backward is split, W uses up the graph.
+    With `recompute` the job keeps inputs only.
     """
     graph, i, pair = 0, block.operation, (block.job, block.stage)
-    split, maker = pair in plan.split, "R" if pair in plan.recomputed else "F"
-    if recompute and maker == "F":
-        maker = "B"
-    if split or maker != "B":
-        graph = {maker: 1, "W" if split else "B": -1}.get(block.kind, 0)
+    if pair in plan.recomputed:
+        graph = {"R": 1, "B": -1}.get(block.kind, 0)
+    elif not recompute:
+        graph = {"F": 1, "B": -1}.get(block.kind, 0)
     first = block.kind == "F" and not block.microbatch
     found = Access(state, block.kind, graph, first, i, iteration)
-    if block.kind in "BW" and plan.updates[i]:
+    if block.kind == "B" and plan.updates[i]:
         return found, Access(state, "U", operation=i, iteration=iteration)
     return (found,)
 
@@ -193,22 +192,17 @@ def _of(known: Known, block: Block) -> StageBytes:
     return known.get((block.job, block.stage), StageBytes())
 
 
-def _ends(plan: ExecutionPlan, block: Block) -> bool:
-    """Whether a backward ends with a block: with B, or with W where it is split."""
-    return block.kind == ("W" if (block.job, block.stage) in plan.split else "B")
-
-
 def _kept(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int, int]:
     """Bytes that a block takes, gives back and needs meanwhile, from measured bytes."""
     by_block = (block.job, block.stage) in plan.recomputed
     less = by_block or here.recompute
     if block.kind == "F":  # the graph is made even if it is thrown away
         return (here.inputs, 0, here.saved) if less else (here.saved, 0, 0)
-    if block.kind == ("R" if by_block else "B" if less else ""):
-        if _ends(plan, block):
-            return 0, here.inputs, here.saved
+    if block.kind == "R":
         return max(0, here.saved - here.inputs), max(0, here.inputs - here.saved), 0
-    return (0, here.saved, 0) if _ends(plan, block) else (0, 0, 0)
+    if block.kind != "B":
+        return 0, 0, 0
+    return (0, here.saved, 0) if by_block or not less else (0, here.inputs, here.saved)
 
 
 def _gradients(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int, int]:
@@ -217,7 +211,7 @@ def _gradients(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int
     The first backward of an iteration makes them, the update (within the last one without a block)
     drops them. Those of tied copies and of masters live in one block only.
     """
-    backward, updates = _ends(plan, block), plan.updates[block.operation]
+    backward, updates = block.kind == "B", plan.updates[block.operation]
     passing = max(here.tied * backward, here.masters * updates)
     made = backward and not block.microbatch
     return here.gradients * made, here.gradients * updates, passing

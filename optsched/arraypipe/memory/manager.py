@@ -82,7 +82,7 @@ class DeviceSlots(Transfers):
         for piece, slot in enumerate(self.take(self.open)):
             if state.slots[piece] != slot:
                 state.point(piece, slot, self.flats[piece][slot])
-        if kind in "BW" and state.graph_slot not in (-1, state.slots[0]) and state.has_graphs():
+        if kind == "B" and state.graph_slot not in (-1, state.slots[0]) and state.has_graphs():
             raise InternalError(
                 f"the state of job {state.title}, stage {stage} has left its slot between "
                 f"forward and backward"

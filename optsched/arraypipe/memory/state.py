@@ -197,7 +197,7 @@ class BoundState:
 
     def has_graphs(self) -> bool:
         """Whether a graph that refers to the weights has its backward ahead."""
-        return any(kept.roots is not None or kept.branches for kept in self.stage.kept.values())
+        return any(kept.roots is not None for kept in self.stage.kept.values())
 
     def absorb(self) -> None:
         """After an update: copy state that the optimizer has made anew into the slot."""

@@ -151,31 +151,6 @@ def unchanged(modules: Sequence[nn.Module]) -> Iterator[None]:
                 part.__dict__[name] = _put_back(value, kept)
 
 
-def counts_of(modules: Sequence[nn.Module]) -> dict[tuple[nn.Module, str], Any]:
-    """Numbers, lists, queues and tensors that modules have as attributes, to be compared later.
-
-    Of a dictionary the numbers: it is often a cache.
-    """
-    found: dict[tuple[nn.Module, str], Any] = {}
-    for part in map(unwrapped, all_modules(modules)):
-        for name, value in _attributes(part).items():
-            if isinstance(value, (int, float)):
-                found[part, name] = value
-            elif isinstance(value, (list, deque)):
-                found[part, name] = [*map(id, value)]
-            elif isinstance(value, Tensor):
-                found[part, name] = id(value), value._version
-            elif type(value) is dict:
-                found[part, name] = [v for v in value.values() if isinstance(v, (int, float))]
-    return found
-
-
-def changed_since(before: dict[tuple[nn.Module, str], Any]) -> list[tuple[nn.Module, str]]:
-    """Attributes that differ from those of `counts_of`."""
-    now = counts_of([part for part, _ in before])
-    return [key for key, value in before.items() if key in now and now[key] != value]
-
-
 def _attributes(module: nn.Module) -> dict[str, Any]:
     registered = ("_parameters", "_buffers", "_modules")
     return {k: v for k, v in module.__dict__.items() if k not in registered}

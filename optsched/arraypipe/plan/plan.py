@@ -100,11 +100,6 @@ class ExecutionPlan:
         return frozenset((b.job, b.stage) for b in self.blocks if b.kind == "R")
 
     @cached_property
-    def split(self) -> frozenset[tuple[int, int]]:
-        """Pairs (job, stage) with blocks for the gradients of weights."""
-        return frozenset((b.job, b.stage) for b in self.blocks if b.kind == "W")
-
-    @cached_property
     def updated(self) -> frozenset[int]:
         """Jobs with updates as separate operations (else they belong to the last B)."""
         return frozenset(b.job for b in self.blocks if b.kind == "U")
@@ -149,11 +144,11 @@ class ExecutionPlan:
 
     @cached_property
     def updates(self) -> tuple[bool, ...]:
-        """Per operation whether it is the update of its stage, or a B or W that ends with it."""
+        """Per operation whether it is the update of its stage, or a B that ends with it."""
         return tuple(
             b.kind == "U"
             or (
-                b.kind == ("W" if (b.job, b.stage) in self.split else "B")
+                b.kind == "B"
                 and b.microbatch == self.microbatches[b.job] - 1
                 and b.job not in self.updated
             )
@@ -227,8 +222,7 @@ def training_arcs(
     """Arcs (tail, head, distance in cycles) without which training would not be right."""
     at = {block[1:6]: block.operation for block in blocks}
     for i, kind, j, s, m, a, *_ in blocks:
-        split, updates = ("W", j, s, m, a) in at, ("U", j, s, 0, a) in at
-        ends = kind == ("W" if split else "B") and m == microbatches[j] - 1
+        updates, ends = ("U", j, s, 0, a) in at, kind == "B" and m == microbatches[j] - 1
         if kind == "F":
             if ("F", j, s + 1, m, a) in at:
                 yield i, at["F", j, s + 1, m, a], 0
@@ -237,9 +231,7 @@ def training_arcs(
             yield i, at["B", j, s, m, a], 0
         if kind == "B" and s > 0:
             yield i, at["B", j, s - 1, m, a], 0
-        if kind == "B" and split:
-            yield i, at["W", j, s, m, a], 0
-        if kind in ("F", "B", "W") and (kind, j, s, m + 1, a) in at:
+        if kind in ("F", "B") and (kind, j, s, m + 1, a) in at:
             yield i, at[kind, j, s, m + 1, a], 0
         if ends and updates:
             yield i, at["U", j, s, 0, a], 0
@@ -260,11 +252,6 @@ def routes(
     `ties` are pairs (stage, next stage that uses one of its weights), the same for all jobs; the
     updates of the jobs `together` wait for the gradients of all stages.
     """
-    if ties and plan.split:
-        raise InputError(
-            "schedule: W blocks (split backward) cannot be run with a weight that several stages "
-            "use, and its gradient comes with B; use B blocks, or cut the model elsewhere"
-        )
     messages = tuple(_messages(plan, ties, together))
     inputs: list[list[int]] = [[] for _ in plan.blocks]
     outputs: list[list[int]] = [[] for _ in plan.blocks]

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     Sequences = tuple[tuple[int, ...], ...]
     Labels = tuple[tuple["Block", ...], int, tuple[int, ...], tuple[int, ...]]
 
-KINDS: Final = ("F", "B", "R", "W", "U")
-"""Kinds of blocks. With W blocks a B block has the gradients of the inputs alone (I)."""
+KINDS: Final = ("F", "B", "R", "U")
+"""Kinds of blocks."""
 MARK: Final = "end"  # an operation without a resource: the end of a job, no work
 _MOST_CYCLES: Final = 10_000  # largest offset: a run looks at so many cycles more
 
@@ -143,11 +143,11 @@ def identify(schedule: Schedule) -> Labels:
 
 
 def check_microbatches(blocks: tuple[Block, ...], sequences: Sequences) -> None:
-    """F, B and W of a (job, stage) ascend in the micro-batch: sums and statistics depend on it."""
+    """F and B of a (job, stage) ascend in the micro-batch: sums and statistics depend on it."""
     position = {i: place for row in sequences for place, i in enumerate(row)}
     groups: dict[tuple[str, int, int, int], list[Block]] = {}
     for block in blocks:
-        if block.kind in ("F", "B", "W"):
+        if block.kind in ("F", "B"):
             groups.setdefault((block.kind, block.job, block.stage, block.copy), []).append(block)
     for group in groups.values():
         for a, b in pairwise(sorted(group, key=lambda block: block.microbatch)):
@@ -162,18 +162,13 @@ def check_microbatches(blocks: tuple[Block, ...], sequences: Sequences) -> None:
 def check_together(together: Collection[int], blocks: tuple[Block, ...], n_jobs: int) -> None:
     """Jobs that update all stages together exist and have update blocks."""
     kinds = {(block.job, block.kind) for block in blocks}
-    what = "gradient clipping, loss scaling and schedulers that need a metric update all stages"
     for job in together:
         if job not in range(n_jobs):
             raise InputError(f"together: there is no job {job!r} (the schedule has {n_jobs})")
-        if (job, "W") in kinds:
-            raise InputError(
-                f"together: job {job} has W blocks (split backward), but {what} after the last B; "
-                f"build the problem without weight="
-            )
         if (job, "U") not in kinds:
             raise InputError(
-                f"together: job {job} has no update blocks (kind U), but {what} after its last "
+                f"together: job {job} has no update blocks (kind U), but gradient clipping, loss "
+                f"scaling and schedulers that need a metric update all stages after its last "
                 f'gradient; build the problem with update_mode="global"'
             )
 
@@ -188,11 +183,11 @@ def _block(
     copy: int,
     offset: int,
 ) -> Block:
-    kind = "B" if kind == "I" else kind
     is_mark = kind == MARK and not devices
     if kind not in KINDS and not is_mark:
+        split = "; the backward is not split: build the problem without weight=" * (kind in "IW")
         raise InputError(
-            f"operations[{i}].kind: expected {', '.join(KINDS)} or I, got {format_json(kind)}"
+            f"operations[{i}].kind: expected {', '.join(KINDS)}, got {format_json(kind)}{split}"
         )
     if offset > _MOST_CYCLES:
         raise InputError(
@@ -225,13 +220,13 @@ def _check_complete(
             raise InputError(
                 f"operations[{block.operation}]: {block} is also operations[{other.operation}]"
             )
-    found = {(b.job, b.stage, b.kind) for b in work}
+    found = {(b.job, b.stage) for b in work if b.kind == "R"}
     updated = {b.job for b in work if b.kind == "U"}
     # stops at the first gap, so that labels with huge ranges cost no more than the blocks there are
     for job, (n_micro, n_copies) in enumerate(zip(microbatches, copies, strict=True)):
         for copy, stage, m in product(range(n_copies), range(n_stages), range(n_micro)):
-            kinds = ["F", "B", *(kind for kind in "RW" if (job, stage, kind) in found)]
-            for kind in kinds + ["U"] * (job in updated and m == 0):
+            again = ["R"] * ((job, stage) in found)
+            for kind in ["F", "B", *again] + ["U"] * (job in updated and m == 0):
                 if (kind, job, stage, m, copy) not in seen:
                     part = "" if kind == "U" else f", micro-batch {m}"
                     raise InputError(
@@ -241,18 +236,10 @@ def _check_complete(
 
 
 def _check_alike(work: list[Block], schedule: Schedule) -> None:
-    """A stage of a job has one device, and I blocks if and only if it has W blocks."""
-    split = {(b.job, b.stage) for b in work if b.kind == "W"}
+    """Refuse a stage of a job on two devices."""
     first_of: dict[tuple[int, int], Block] = {}
     for block in work:
-        kind, place = str(schedule.kind[block.operation]), (block.job, block.stage)
-        if kind in ("B", "I") and (kind == "I") != (place in split):
-            raise InputError(
-                f"operations[{block.operation}].kind: job {block.job} has I blocks on stage "
-                f"{block.stage} without W blocks, or W blocks beside B blocks; a split backward "
-                f"needs I and W, a whole one B alone"
-            )
-        first = first_of.setdefault(place, block)
+        first = first_of.setdefault((block.job, block.stage), block)
         if block.device != first.device:
             names = [format_json(schedule.resources[b.device].name) for b in (first, block)]
             raise InputError(

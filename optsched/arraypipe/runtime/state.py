@@ -64,7 +64,6 @@ class Kept:
     roots: Tensors | None = None  # of the autograd graph; None until recomputed
     buffers: Tensors = ()  # values that F started from, for the recompute
     gradients: dict[int, Tensor] = field(default_factory=dict)  # of the inputs
-    branches: list[Any] | None = None  # after a B that has left the weights to W
 
 
 AUTOCAST: Final = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
@@ -122,7 +121,6 @@ class JobStage(ModelStage):
     packed: bool = False  # whether the hidden states that it gets are a tuple
     packs: bool = False  # whether those that it sends are a tuple
     flags: tuple[bool, ...] = ()  # `requires_grad` of all that it uses
-    forgotten: list[tuple[nn.Module, str]] = field(default_factory=list)  # in no checkpoint
     precision: str = "fp32"
     scaler: LossScale | None = None  # of an amp-fp16 job
     kept: dict[int, Kept] = field(default_factory=dict)

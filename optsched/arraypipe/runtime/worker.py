@@ -156,10 +156,6 @@ class Worker:
             blocks.recompute(stage, block.microbatch)
         elif kind == "B":
             sent = self._backward(segment, now, run, stage, received)
-        elif kind == "W":
-            blocks.backward_weights(stage, block.microbatch)
-            if replicas is not None and block.microbatch == plan.microbatches[block.job] - 1:
-                replicas.start(run.index, stage)
         if plan.updates[block.operation]:
             if replicas is not None:
                 replicas.finish(run.index, stage)
@@ -229,12 +225,11 @@ class Worker:
         gradients, tied = _gradients(segment, run, stage, received, ends)
         if stage.kept[m].roots is None:
             blocks.recompute(stage, m)
-        split = (block.job, stage.index) in segment.plan.split
-        returned = blocks.backward(stage, m, gradients, tied, split)
+        returned = blocks.backward(stage, m, gradients, tied)
         copies = {}  # gradients of the copies of tied weights
         for entry in stage.tied:
             copies[entry.name], entry.parameter.grad = entry.parameter.grad, None
-        if self.replicas is not None and ends and not split:
+        if self.replicas is not None and ends:
             self.replicas.start(run.index, stage)
             if run.job.needs_norm:
                 self.replicas.finish(run.index, stage)
