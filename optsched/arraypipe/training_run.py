@@ -284,8 +284,8 @@ class ArrayRun:
         )  # fmt: skip
         if on_gpu(self.builder.device):  # streams of blocks cannot use what this one has cached
             torch.cuda.empty_cache()
-        share = None if ranks is None else ranks.share(run_plan.now)
-        worker.memory = self._same(lambda: memory_of(runs, run_plan.segments, config.bytes, share))
+        local = None if ranks is None else ranks.links.rank
+        worker.memory = self._same(lambda: memory_of(runs, run_plan.segments, config.bytes, local))
         self.engine: InlineBackend | ProcessBackend
         if ranks is not None:
             self.engine = ranks.connect(run_plan, runs, worker, waiting, config.strict)

@@ -68,7 +68,7 @@ class ProcessBackend(Backend):
         inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
         runs = [self.runs[segment.slots[block.job]] for block in segment.plan.blocks]
         self.settle(segment)  # before any message: it takes memory
-        queues.open(segment, number, self.worker.memory.limits is not None)
+        queues.open(segment, number)
         for now in device_stream(segment, self.device):
             self.now, (operation, _, iteration) = now, now
             queues.waited_ns = 0

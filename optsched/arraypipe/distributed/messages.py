@@ -13,7 +13,7 @@ import pickle
 import time
 from collections import deque
 from datetime import timedelta
-from itertools import islice, takewhile
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 AHEAD: Final = 4
 """Most receives that a device has posted at a time; more as soon as half of them are taken."""
 
-_SMALL: Final = 2**16  # bytes; of such messages eight times as many, if memory has no limit
+_SMALL: Final = 2**16  # bytes; of such messages eight times as many
 _HEAD: Final = 2048  # bytes for all but the tensors; a longer message goes in two parts
 _NORM: Final = 8  # bytes of the norm of a gradient
 _PREFIX: Final = 4  # bytes of the length of the head
@@ -180,18 +180,6 @@ class Capacity:
             return _HEAD
         return message_bytes([run.stages[local[0]].weight(n) for n in run.tied_pairs[pair]])
 
-    def held(self, segment: Segment, device: int) -> tuple[int, int]:
-        """Most bytes of posted receives of a device, and of its outgoing messages."""
-        channels = segment.routes.channels
-        sizes = [self.of(segment, k) for k in range(len(segment.routes.messages))]
-        steady = max(segment.plan.latest) + 2  # from here on cycles repeat
-        stream = device_stream(segment, device)
-        early = takewhile(lambda now: now.cycle <= steady, stream)
-        row = [sizes[k] for k, _ in incoming(segment, early)]
-        posted = max((sum(row[k : k + AHEAD]) for k in range(len(row))), default=0)
-        sent = (k for row in channels if row.source == device for k in row.messages)
-        return posted, sum(sizes[k] for k in sent)
-
 
 def incoming(segment: Segment, stream: Iterator[Instance]) -> Iterator[tuple[int, int]]:
     """Messages of other devices that blocks take, with their iterations."""
@@ -212,11 +200,11 @@ class MessageQueues:
         self.waiting_for = ""  # the message, for a diagnosis
         self.waited_ns = 0  # at receives, since a caller has set it to 0
 
-    def open(self, segment: Segment, number: int, limited: bool) -> None:
-        """Begin a segment; `limited`: memory is, by the bytes of `Capacity.held`."""
+    def open(self, segment: Segment, number: int) -> None:
+        """Begin a segment."""
         self.segment, self.number = segment, number
         self.sizes = [self.capacity.of(segment, k) for k in range(len(segment.routes.messages))]
-        self.ahead = AHEAD if limited or max(self.sizes, default=0) > _SMALL else 8 * AHEAD
+        self.ahead = AHEAD if max(self.sizes, default=0) > _SMALL else 8 * AHEAD
         self.coming = incoming(segment, device_stream(segment, self.links.rank))
 
     def receive(self, message: int, iteration: int) -> Payload:

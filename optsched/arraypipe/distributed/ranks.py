@@ -16,7 +16,6 @@ from optsched.arraypipe.distributed.backend import ProcessBackend, share_lives
 from optsched.arraypipe.distributed.group import Group, collective, meeting
 from optsched.arraypipe.distributed.messages import Capacity, Links
 from optsched.arraypipe.distributed.replicas import Replicas
-from optsched.arraypipe.memory.manager import Share
 from optsched.arraypipe.model.split import states_by_name
 from optsched.arraypipe.plan.segments import places
 from optsched.arraypipe.runtime.environment import device_of
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.segments import RunPlan, Segment
+    from optsched.arraypipe.plan.segments import RunPlan
     from optsched.arraypipe.plan.types import Record
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
@@ -109,10 +108,6 @@ class Ranks:
         """
         devices = self.placement(run.index)
         return self.links.replica == 0 and self.links.rank == (0 if 0 in devices else devices[-1])
-
-    def share(self, segment: Segment) -> Share:
-        """What the memory of this rank is for."""
-        return Share(self.links.rank, *self.capacity.held(segment, self.links.rank))
 
     def connect(
         self,

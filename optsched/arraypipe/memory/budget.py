@@ -43,7 +43,7 @@ class StageBytes(NamedTuple):
     gradients: int = 0  # of its weights, from the first B of an iteration to the update
     tied: int = 0  # gradients of copies of tied weights, during a B
     masters: int = 0  # gradients of float32 masters, during the update
-    saved: int = 0  # kept of one micro-batch for its backward, where the schedule has no bytes
+    saved: int = 0  # kept of one micro-batch for its backward
     inputs: int = 0  # the part of it that recomputation begins with
     recompute: bool = False  # whether only that is kept
     title: str = ""  # of the job
@@ -140,8 +140,6 @@ class Bytes(NamedTuple):
     gradients: int = 0  # at their peak over a steady cycle
     activations: int = 0  # from F to B, at their peak
     workspace: int = 0  # of the largest block
-    windows: int = 0  # of posted receives
-    outboxes: int = 0  # messages not yet sent
     shared: int = 0  # frozen tensors that jobs share
     reserve: int = 0  # for no tensor of a job: context, streams and fragments of a GPU
 
@@ -154,8 +152,7 @@ class Bytes(NamedTuple):
         """A line for each, and the sum."""
         names = (
             "gradients, at their peak", "activations from F to B, at their peak",
-            "workspace of the largest block", "receive windows", "outboxes",
-            "frozen tensors that jobs share", "reserve", "sum",
+            "workspace of the largest block", "frozen tensors that jobs share", "reserve", "sum",
         )  # fmt: skip
         rows = zip(names, (*self, self.total), strict=True)
         return "\n".join(f"{name:38} {size:>16,}" for name, size in rows)
@@ -166,10 +163,8 @@ def budget(
 ) -> Bytes:
     """Gradients, activations and workspace of the blocks of a device, of some jobs or of all.
 
-    ``acquire``, ``free`` and ``workspace`` of the schedule are taken as bytes; if nothing is
-    acquired and freed, `known` has what is kept.
+    `known` has what is kept of a micro-batch.
     """
-    schedule = plan.schedule
     row = [i for i in plan.sequences[device] if jobs is None or plan.blocks[i].job in jobs]
     blocks = [plan.blocks[i] for i in row]
 
@@ -178,13 +173,9 @@ def budget(
         return np.array(rows, np.int64).reshape(-1, 3).T
 
     made, dropped, passing = columns(_gradients)
-    gradients = held_bytes(schedule, row, (made, dropped)) + passing
-    workspace = schedule.workspace[row]
-    if schedule.acquire.any() or schedule.free.any():
-        held = held_bytes(schedule, row)
-    else:
-        taken, given, passing = columns(_kept)
-        held, workspace = held_bytes(schedule, row, (taken, given)), np.maximum(workspace, passing)
+    gradients = held_bytes(plan.schedule, row, (made, dropped)) + passing
+    taken, given, workspace = columns(_kept)
+    held = held_bytes(plan.schedule, row, (taken, given))
     return Bytes(*(int(column.max(initial=0)) for column in (gradients, held, workspace)))
 
 
@@ -233,25 +224,21 @@ class Residency(NamedTuple):
 
 
 class DeviceBytes(NamedTuple):
-    """Memory of one device, and what was decided for the first plan."""
+    """Memory of one device, and what was decided for the first jobs."""
 
     name: str
     limit: int  # bytes
     cuda: int = 0  # of them for the context and the like (`reserved`); 0 on a CPU
     shared: int = 0  # of frozen tensors that jobs share
-    windows: int = 0  # of the messages of the first plan
-    outboxes: int = 0
     decided: Residency | None = None
 
     def needs(self, plan: ExecutionPlan, device: int, known: Known, jobs: Collection[int]) -> Bytes:
         """All but the states, for some jobs of a plan."""
-        return budget(plan, device, known, jobs)._replace(
-            windows=self.windows, outboxes=self.outboxes, shared=self.shared,
-            reserve=self.cuda + self.limit // _FRAGMENTS if self.cuda else 0,
-        )  # fmt: skip
+        reserve = self.cuda + self.limit // _FRAGMENTS if self.cuda else 0
+        return budget(plan, device, known, jobs)._replace(shared=self.shared, reserve=reserve)
 
     def first(self, plan: ExecutionPlan, device: int, known: Known) -> DeviceBytes:
-        """Decide for the first plan; `InputError`: it does not fit, not even in slots."""
+        """Decide for the first jobs; `InputError`: they do not fit, not even in slots."""
         n = plan.n_jobs
         found = self.fit(plan, device, known, range(n))
         if isinstance(found, Residency):
@@ -336,11 +323,7 @@ def most_slots(states: int, sizes: tuple[int, int], left: int) -> tuple[int, int
 
 @dataclass(eq=False)
 class Limits:
-    """Bytes of a run, to check another plan or another job against.
-
-    Between two segments every device finishes the iterations of the old one first, so that what
-    their plans hold does not add up.
-    """
+    """Bytes of a run, to check another job against."""
 
     devices: dict[int, DeviceBytes] = field(default_factory=dict)
     known: dict[tuple[int, int], StageBytes] = field(default_factory=dict)  # by job and stage

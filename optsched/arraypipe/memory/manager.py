@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import dropwhile
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from optsched.arraypipe.memory.budget import (
     PIECES,
@@ -212,24 +212,16 @@ class SlotMemory(Memory):
             memory.close()
 
 
-class Share(NamedTuple):
-    """The part of a process that has one of the devices, and bytes of its messages."""
-
-    device: int
-    windows: int  # posted receives
-    outboxes: int
-
-
 def memory_of(
     runs: Sequence[JobRun],
     segments: Sequence[Segment],
     limit: int | None,
-    share: Share | None = None,
+    local: int | None = None,
 ) -> Memory:
     """The memory of a run: everything resident if it fits, else slots.
 
-    `limit` are the bytes of every device; `share` says which device this process has, in a run on
-    ranks. `InputError`: it does not fit, not even in slots; nothing has been moved.
+    `limit` are the bytes of every device, `local` is that of this process in a run on ranks.
+    `InputError`: it does not fit, not even in slots; nothing has been moved.
     """
     memory = Memory(runs)
     if limit is None:
@@ -238,7 +230,7 @@ def memory_of(
     plan, limits = first.plan, memory.limits
     note_bytes(limits, runs)
     known = limits.of(first)
-    devices = range(len(plan.sequences)) if share is None else (share.device,)
+    devices = range(len(plan.sequences)) if local is None else (local,)
     here = next(b for b in plan.blocks if b.device in devices)
     place = runs[first.slots[here.job]].stages[here.stage].device
     reserve = reserved(place, len(devices))
@@ -249,8 +241,6 @@ def memory_of(
             for t in runs[first.slots[slot]].stages[stage].shared_tensors()
         }
         device = DeviceBytes(plan.devices[d], limit, reserve, sum(shared.values()))
-        if share is not None:
-            device = device._replace(windows=share.windows, outboxes=share.outboxes)
         limits.devices[d] = device.first(plan, d, known)
     # all devices have been checked: nothing has been moved before
     slotted = {d: found for d in devices if (found := limits.devices[d].decided) != Residency()}
