@@ -135,13 +135,12 @@ class _Bench:
         where = [self.device] * trainer.n_stages
         for key, job, title in zip(self.keys, trainer.jobs, trainer.titles, strict=True):
             if key not in self.stages:
-                with builder.parts(job) as model:
-                    self.stages[key] = fresh_stages(
-                        model, trainer.cut, job, 0, title, where, True, trainer.loss
-                    )
-                    for stage in self.stages[key]:
-                        if stage.index not in self.local:
-                            drop(stage)
+                self.stages[key] = fresh_stages(
+                    builder.whole(job), trainer.cut, job, 0, title, where, True, trainer.loss
+                )
+                for stage in self.stages[key]:
+                    if stage.index not in self.local:
+                        drop(stage)
             for size in [-(-job.batch_size // job.microbatches)] if sizes is None else sizes:
                 if (size, job.precision) not in self.feeds:
                     one = job if sizes is None else replace(job, batch_size=size, microbatches=1)
@@ -150,8 +149,8 @@ class _Bench:
         first = self.stages[self.keys[0]]
         frozen = {n: p for stage in first for n, p in stage.parameters if not p.requires_grad}
         if frozen and len(trainer.jobs) > 1:
-            with builder.sketch(trainer.jobs[1]) as model:
-                self.shared = {n for n, p in model.named_parameters() if frozen.get(n) is p}
+            other = builder.whole(trainer.jobs[1])
+            self.shared = {n for n, p in other.named_parameters() if frozen.get(n) is p}
 
     def stage(self, index: int) -> StageRow | None:
         """Measure all cases of a stage; None if it is not local."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optsched.arraypipe.job import Job
-from optsched.arraypipe.model.build import Builder, model_function
+from optsched.arraypipe.model.build import model_function
 from optsched.arraypipe.model.calls import UNCUT
 from optsched.arraypipe.model.cuts import Stages, check_cut, cut_of
 from optsched.arraypipe.model.split import split, tied_pairs
@@ -22,7 +22,7 @@ from optsched.arraypipe.report import RunLog, compare, measured
 from optsched.arraypipe.runtime.data import Feed, batches_of
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.losses import Criterion
-from optsched.arraypipe.runtime.stages import loss_copy, waits_for_all
+from optsched.arraypipe.runtime.stages import fresh_model, loss_copy, waits_for_all
 from optsched.arraypipe.shallow import fits, shallow
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
 from optsched.arraypipe.waiting import misfit
@@ -370,16 +370,16 @@ class ArrayTrainer:
         with global_state_kept():
             feed = Feed(self.data, job, title, 0)
             sample = cache(lambda: feed.peek(torch.device("cpu")))
-            with Builder(self.build_model).sketch(job) as model:
-                if known is UNCUT:
-                    self.cut = cut_of(model, self.given_stages, lambda: sample()[0])
-                if self.cut.calls.outputs and not self._compared_shallow(job, fits(model)):
-                    inputs, target = sample()
-                    end = Criterion(loss_copy(self.loss, job), target, 1.0)
-                    check_cut(model, self.cut, inputs, end, title)
-                self.compared |= {repr(job.model)}
-                if known is UNCUT:
-                    self.ties = tuple(sorted(tied_pairs(split(model, self.cut, job, title))))
+            model = fresh_model(self.build_model, job)
+            if known is UNCUT:
+                self.cut = cut_of(model, self.given_stages, lambda: sample()[0])
+            if self.cut.calls.outputs and not self._compared_shallow(job, fits(model)):
+                inputs, target = sample()
+                end = Criterion(loss_copy(self.loss, job), target, 1.0)
+                check_cut(model, self.cut, inputs, end, title)
+            self.compared |= {repr(job.model)}
+            if known is UNCUT:
+                self.ties = tuple(sorted(tied_pairs(split(model, self.cut, job, title))))
 
     def _compared_shallow(self, job: Job, whole_fits: bool) -> bool:
         """Compare a model of one block per stage where the whole should not be, or cannot be."""

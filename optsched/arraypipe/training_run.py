@@ -14,8 +14,7 @@ from optsched.arraypipe.checkpoint.states import digest, settings_of
 from optsched.arraypipe.events import Events
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.memory.manager import memory_of, note_bytes
-from optsched.arraypipe.model.build import Builder
-from optsched.arraypipe.model.lazy import collect
+from optsched.arraypipe.model.build import Builder, collect
 from optsched.arraypipe.model.split import (
     check_apart,
     check_sibling,
@@ -151,15 +150,11 @@ class JobBuilder:
         folder = self.folder
         job.life.begin(title)
         self.precisions.add(job.precision)
-        if len(local) < self.trainer.n_stages:
-            with self.models.parts(job) as model:
-                stages = self._stages(model, job, index, title, away)
-                for stage in stages:
-                    if stage.index not in local:
-                        drop(stage)
-        else:
-            model = self.models.whole(job)
-            stages = self._stages(model, job, index, title, away)
+        model = self.models.whole(job)
+        stages = self._stages(model, job, index, title, away)
+        for stage in stages:
+            if stage.index not in local:
+                drop(stage)
         run = JobRun(job, index, title, model, stages, 0, self.steps, None)
         refused = "" if folder is None else folder.begin(run, at)
         if at > self.steps:

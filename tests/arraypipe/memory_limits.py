@@ -14,16 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def needs(runs: Any, segment: Any, device: int, share: Any = None) -> tuple[int, int]:
+def needs(runs: Any, segment: Any, device: int) -> tuple[int, int]:
     """Bytes of a device beside what is in slots, and of one slot of each kind."""
     limits = Limits()
     note_bytes(limits, runs)
     known = limits.of(segment)
     states = [known[pair] for pair in cycle_of(segment.plan, device, known)[0]]
-    messages = 0 if share is None else share.windows + share.outboxes
     rest = budget(segment.plan, device, known).total + sum(state.resident for state in states)
     slot = max(state.weights for state in states) + max(state.moments for state in states)
-    return rest + messages, slot
+    return rest, slot
 
 
 @contextmanager
@@ -34,14 +33,14 @@ def little(factor: Callable[[], float], grow: bool = False) -> Iterator[list[Any
     """
     made: list[Any] = []
 
-    def limited(runs: Any, segments: Any, limit: int | None, share: Any = None) -> Any:
-        devices = range(len(segments[0].plan.sequences)) if share is None else [share.device]
-        rows = [needs(runs, segments[0], d, share) for d in devices]
+    def limited(runs: Any, segments: Any, limit: int | None, local: int | None) -> Any:
+        devices = range(len(segments[0].plan.sequences)) if local is None else [local]
+        rows = [needs(runs, segments[0], d) for d in devices]
         times = factor()
         while True:
             most = max(int(rest + times * slot) + 1 for rest, slot in rows)
             try:
-                made.append(memory_of(runs, segments, most, share))
+                made.append(memory_of(runs, segments, most, local))
             except InputError:
                 if not grow or times > 50:
                     raise

@@ -56,9 +56,9 @@ def too_small(ranks: int) -> dict[str, Any]:
     schedule = random_schedule([1] * 3, 4, place=[0, 1, 0, 1] if ranks == 2 else [2, 0, 3, 1])
     bytes_of: dict[int, int] = {}
 
-    def weighed(runs: Any, segments: Any, _: int, share: Any) -> Any:
+    def weighed(runs: Any, segments: Any, _: int, local: int) -> Any:
         found: list[Any] = [None] * ranks
-        dist.all_gather_object(found, sum(needs(runs, segments[0], share.device, share)))
+        dist.all_gather_object(found, sum(needs(runs, segments[0], local)))
         bytes_of.update(enumerate(found))
         raise InputError("weighed")
 
@@ -129,10 +129,10 @@ def refilled(ranks: int) -> dict[str, Any]:
     array, made = trainer(rows[:2]), []
     problem = JobArray([[2] * 4] * 2, [[2] * 4] * 2, place=[0, 1, 0, 1], objective="period")
 
-    def limited(runs: Any, segments: Any, _: None, share: Any) -> Any:
-        room = sum(needs(runs, segments[0], share.device, share))  # for one slot of each kind
-        limit = 10**9 if share.device else room
-        made.append(memory_of(runs, segments, limit, share))
+    def limited(runs: Any, segments: Any, _: None, local: int) -> Any:
+        room = sum(needs(runs, segments[0], local))  # for one slot of each kind
+        limit = 10**9 if local else room
+        made.append(memory_of(runs, segments, limit, local))
         return made[-1]
 
     with patched(training_run, "memory_of", limited):

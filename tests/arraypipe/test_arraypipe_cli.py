@@ -82,7 +82,7 @@ REFUSED: list[tuple[str, str]] = [
     ("plan plan.json", "plan.json: "),  # of a job shop
     ("plan graph.json", "no sequences"),
     ("plan free.schedule.json", "must ascend"),
-    ("problem x.schedule.json", "optsched.profile/2"),
+    ("problem x.schedule.json", "optsched.profile/3"),
     ("problem in.profile.json --memory 1GB", "memory: device 0 has 1073741824 bytes"),
     ("problem in.profile.json --objective speed", "objective: expected one of"),
     ("problem in.profile.json -o in.profile.json", "is the file that is read"),

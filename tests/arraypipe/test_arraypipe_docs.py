@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
-    "executor-batches": 4,
+    "executor-batches": 3,
     "executor": 6, "executor-life": 5, "executor-memory": 1,
     "executor-models": 3, "executor-profile": 3, "executor-report": 2, "executor-sweeps": 2,
 }  # fmt: skip

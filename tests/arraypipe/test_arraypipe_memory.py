@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from arraypipe_models import adamw, build_model, data, exact, loss, sgd, trainer
-from arraypipe_plans import random_rolling
 from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from memory_limits import little, moving
 from runs import run
 from torch import Tensor, nn
 
-from optsched import InputError, JobArray, Schedule, verify
+from optsched import InputError, Schedule, verify
 from optsched.arraypipe import Job, random_schedule
 from optsched.arraypipe.memory.transfers import CopyEngine
 
@@ -152,36 +151,22 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["recomputed", "kept"])
-@pytest.mark.parametrize("name", [*SETTINGS, *MODELS, "split backward"])
+@pytest.mark.parametrize("name", [*SETTINGS, *MODELS])
 def test_states_of_any_kind(name: str, keeps: bool) -> None:
-    """Step counters stay, masters go with the moments; buffers, lists of weights, strides, ties.
-
-    Where the backward is split, W blocks end what F has begun.
-    """
+    """Step counters stay, masters go with the moments; buffers, lists of weights, strides, ties."""
     rows = SETTINGS.get(name, [{}] * 3)
     jobs = [
         Job(s, 8, **{"optimizer": adamw, "microbatches": 2, "recompute": not keeps, **row})
         for s, row in enumerate(rows)
     ]
     n = len(jobs)
-    if name == "split backward":
-        problem = JobArray(
-            [[2] * 3] * n, [[2] * 3] * n, weight=[[1] * 3] * n, place=[0] * 3, micro_batches=2,
-            update=1, update_mode="block", objective="period",
-        )  # fmt: skip
-        schedule = random_rolling(problem, seed=1)
-    else:
-        update = range(n if name == "settings" else 0)
-        schedule = random_schedule(
-            [2] * n, 3, together=update, update=update, place=[0, 0, 0], seed=1
-        )
+    update = range(n if name == "settings" else 0)
+    schedule = random_schedule([2] * n, 3, together=update, update=update, place=[0, 0, 0], seed=1)
     array = trainer(jobs, memory=1, **MODELS.get(name, {}))
     with little(lambda: 1.5, grow=True) as made:
         result = run(array, schedule, STEPS, on_error="raise")
     assert moving(made), "all states were resident"
     assert exact(array, result)
-    if name == "split backward":
-        assert "W" in result.trace.kind.tolist()
 
 
 class Adapter(nn.Module):

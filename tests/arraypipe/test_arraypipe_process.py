@@ -28,7 +28,7 @@ CASES: dict[str, tuple[int, str, list[Any], Any]] = {
     "plans on 4 ranks": (4, "exact", [100, 101], []),
     "simulated GPUs": (2, "streamed", ["exact", 122, 123], []),
     "transformers": (2, "transformers_models", [["llama tied"]], []),
-    "losses and W blocks": (2, "with_losses", [], []),
+    "losses": (2, "with_losses", [], []),
     "batches that grow": (2, "longer", [], []),
     # little memory: states move, no bit differs
     "slots": (2, "tight", ["exact", 0, 2], EXACT),

@@ -32,7 +32,7 @@ def tree() -> dict[str, Any]:
         for s in range(3) for b in SIZES
     ]  # fmt: skip
     return {
-        "format": "optsched.profile/2",
+        "format": "optsched.profile/3",
         "device": {
             "name": "a CPU", "kind": "cpu", "memory_bytes": 0, "threads": 1, "torch": "2.13.0",
             "date": "2025-01-31T12:00:00+00:00", "optsched": "0.1.0",
@@ -88,7 +88,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[str, Any, str]] = [
-    ("format", "optsched.profile/3", "newer than this optsched"),
+    ("format", "optsched.profile/4", "newer than this optsched"),
     ("link", GONE, 'the field "link" is missing'),
     ("extra", 1, 'unknown field "extra"'),
     ("jobs", [], "jobs: expected at least one, got none"),
@@ -203,7 +203,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"jobs": [3]}, r"jobs\[0\]: expected an integer in 0..2"),
     ({"jobs": []}, "jobs: expected a list"),
     ({"jobs": [None]}, r"jobs\[0\]: expected a job or its number"),
-    ({"split_backward": True}, "split_backward: the profile has no times"),
     ({"forward": [[1]]}, "forward: settled by the profile"),
     ({"weight": [[1]]}, "weight: settled by the profile"),
     ({"colour": 1}, "colour: a JobArray has no such field"),
@@ -233,18 +232,11 @@ def test_jobs_by_their_settings() -> None:
     assert profile.problem([0, 0, 2]).names == ("a", "a (2)", "c")
 
 
-def test_split_backward_and_shared_bytes() -> None:
-    """Blocks I and W if they were measured; a frozen base counts once."""
+def test_shared_bytes() -> None:
+    """A frozen base counts once."""
     given = tree()
-    for b in given["blocks"]:
-        b |= {"input_gradient": 60_000, "weight": 50_000}
     for stage in given["stages"]:
         stage["shared_bytes"] = 5000
     profile = from_tree(given)
-    array = profile.problem(split_backward=True, memory=100_000)
-    assert (array.backward == 60_000).all() and (array.weight == 50_000).all()
-    kept = [array.activation[0], array.checkpoint[1], array.activation[2]]
-    assert (array.weight_memory == kept).all()
-    assert array.memory.tolist() == [100_000 - 800 - 300 - 5000] * 3
+    assert profile.problem(memory=100_000).memory.tolist() == [100_000 - 800 - 300 - 5000] * 3
     assert profile.standing_bytes() == [6100] * 3
-    assert (profile.problem().backward[0] == [280_000, 560_000, 840_000]).all()

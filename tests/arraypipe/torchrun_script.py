@@ -20,7 +20,7 @@ from torch import nn
 from optsched import InputError
 from optsched.arraypipe import ArrayTrainer, Callback, Job, RunConfig, random_schedule
 from optsched.arraypipe import fit as fit_module
-from optsched.arraypipe.model.lazy import collect
+from optsched.arraypipe.model.build import collect
 
 FOLDER, RANK = Path(sys.argv[1]), int(os.environ["RANK"])
 WIDTH = 1024
