@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
@@ -35,11 +34,10 @@ from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.losses import Criterion
 from optsched.arraypipe.runtime.stages import drop, fresh_stages, in_place, waits_for_all
 from optsched.errors import InputError
-from optsched.io.values import integer
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator
 
     from torch import Tensor
 
@@ -72,7 +70,6 @@ def measure(
     trainer: ArrayTrainer,
     device: torch.device,
     *,
-    sizes: Sequence[int] | None = None,
     local: Collection[int] | None = None,
     group: Group | None = None,
 ) -> Profile:
@@ -80,22 +77,16 @@ def measure(
 
     Parameters
     ----------
-    sizes
-        Micro-batch sizes; by default those of the jobs.
     local, group
         On ranks: the stages of this rank, and the group of all, which get the whole profile. What
         one rank raises is raised on all.
     """
-    if sizes is not None:
-        if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__len__") or not len(sizes):
-            raise InputError(f"sizes: expected a list of micro-batch sizes, got {sizes!r:.60}")
-        sizes = [integer(f"sizes[{k}]", size, 1) for k, size in enumerate(sizes)]
     bench = _Bench(trainer, device, local)
 
     def everywhere(make: Callable[[], Any]) -> list[Any]:
         return [make()] if group is None else group.all(group.agree(make))
 
-    everywhere(partial(bench.prepare, sizes))
+    everywhere(bench.prepare)
     rows: list[StageRow] = []
     for s in range(trainer.n_stages):
         rows += [row for row in everywhere(partial(bench.stage, s)) if row is not None]
@@ -129,7 +120,7 @@ class _Bench:
         self.inputs: dict[tuple[int, str], list[Tensor]] = {}
         self.shared: set[str] = set()  # names of frozen parameters that jobs have in common
 
-    def prepare(self, sizes: Sequence[int] | None) -> None:
+    def prepare(self) -> None:
         """Build the local stages on the host, and draw a batch of every size and precision."""
         trainer, builder = self.trainer, Builder(self.trainer.build_model)
         where = [self.device] * trainer.n_stages
@@ -141,11 +132,10 @@ class _Bench:
                 for stage in self.stages[key]:
                     if stage.index not in self.local:
                         drop(stage)
-            for size in [-(-job.batch_size // job.microbatches)] if sizes is None else sizes:
-                if (size, job.precision) not in self.feeds:
-                    one = job if sizes is None else replace(job, batch_size=size, microbatches=1)
-                    feed = self.feeds[size, job.precision] = Feed(trainer.data, one, title, 0)
-                    feed.draw(0)
+            size = -(-job.batch_size // job.microbatches)
+            if (size, job.precision) not in self.feeds:
+                feed = self.feeds[size, job.precision] = Feed(trainer.data, job, title, 0)
+                feed.draw(0)
         first = self.stages[self.keys[0]]
         frozen = {n: p for stage in first for n, p in stage.parameters if not p.requires_grad}
         if frozen and len(trainer.jobs) > 1:

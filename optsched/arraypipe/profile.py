@@ -169,7 +169,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
         if found is None:
             raise InputError(
                 f"batch: micro-batches of {batch} samples in {precision} were not measured on "
-                f"stage {stage} (sizes: {self.sizes(precision)}); profile them with sizes=[{batch}]"
+                f"stage {stage} (sizes: {self.sizes(precision)}); profile a job of that size"
             )
         return found
 

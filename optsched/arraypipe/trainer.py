@@ -270,20 +270,14 @@ class ArrayTrainer:
         self.compared = made.compared
         return result
 
-    def profile(self, sizes: Sequence[int] | None = None) -> Profile:
-        """Measure the blocks of all stages on the device of this process.
-
-        Parameters
-        ----------
-        sizes
-            Sizes of micro-batches; by default those of the jobs.
-        """
+    def profile(self) -> Profile:
+        """Measure the blocks of all stages on the device of this process."""
         from optsched.arraypipe.measure import measure
 
         _check_jobs(self.jobs)
         with global_state_kept():
             device = device_of(self.config.device)
-            return measure(self, device, sizes=sizes)
+            return measure(self, device)
 
     def problem(self, profile: Profile | None = None, **options: Any) -> JobArray:
         """Return the scheduling problem of these jobs with measured times (`Profile.problem`).

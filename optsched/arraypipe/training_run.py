@@ -31,7 +31,6 @@ from optsched.arraypipe.runtime.environment import (
     deterministic,
     device_of,
     global_state_kept,
-    gpu_settings,
     on_first_interrupt,
     on_gpu,
 )
@@ -432,7 +431,6 @@ class ArrayRun:
             "threads": torch.get_num_threads(),
             "optsched": __version__,
             "plan_sha256": self.plan.schedule.sha256,
-            **gpu_settings(self.builder.device),
         }
         if ranks is not None:
             provenance["clock_error_ns"] = uncertainty_ns

@@ -15,7 +15,6 @@ from optsched.cli.options import (
     ScheduleFile,
     argument,
     group,
-    numbers,
     option,
 )
 from optsched.cli.output import wrote
@@ -32,24 +31,17 @@ Memory = Annotated[str | None, option("Of a device: 40GB, or device: as profiled
 
 
 @app.command()
-def profile(
-    script: Script,
-    output: Out = None,
-    sizes: Annotated[
-        str | None, option("Micro-batch sizes 1,2,4,8 [default: of the jobs].")
-    ] = None,
-) -> None:
+def profile(script: Script, output: Out = None) -> None:
     """Measure times and memory of the blocks of a script's jobs.
 
     Example: optsched arraypipe profile train.py:make -o train.profile.json
     """
     from optsched.arraypipe.commands import guarded, load_trainer
 
-    chosen = None if sizes is None else numbers("sizes", sizes)
     path, trainer = load_trainer(script)
     target = output or Path(f"{path.stem}.profile.json")
     check_outputs([target], [path])
-    found = guarded(path, lambda: trainer.profile(chosen))
+    found = guarded(path, lambda: trainer.profile())
     print(found)
     wrote(target, found.write)
 

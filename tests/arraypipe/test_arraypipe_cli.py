@@ -181,8 +181,7 @@ def test_orders_refused(shop: Cli) -> None:
     ):
         found = shop.refused("arraypipe", "run", script, schedule, *words.split())
         assert sentence in found, words
-    for words, sentence in (("--sizes 2;4", "sizes: "), ("--out t.py", "is the file that is")):
-        assert sentence in shop.refused("arraypipe", "profile", good, *words.split())
+    assert "is the file that is" in shop.refused("arraypipe", "profile", good, "--out", "t.py")
     assert sorted(os.listdir()) == before
 
 

@@ -17,7 +17,7 @@ from depth import depth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched import Csr, CyclicOrder, InputError, JobArray, Resource, Schedule, verify
+from optsched import Csr, CyclicOrder, InputError, JobArray, Schedule, verify
 from optsched.analysis.occupancy import held_bytes
 from optsched.arraypipe import compile_plan, random_schedule
 from optsched.arraypipe.memory.budget import StageBytes, budget
@@ -131,21 +131,6 @@ def test_refused_with_a_sentence() -> None:
         schedule, options = made if isinstance(made, tuple) else (made, {})
         with pytest.raises(InputError, match=sentence):
             compile_plan(schedule, **options)
-
-
-def test_memory_of_the_steady_state() -> None:
-    """Held bytes are a prefix sum; too much, or a gain per cycle, is refused."""
-    base = random_schedule([1, 1], 1, seed=3)
-    forward = (base.kind == "F").astype(int) * 10
-    backward = (base.kind == "B").astype(int) * 10
-    resources = (Resource("gpu", 20),)
-    kept = changed(base, resources=resources, acquire=forward, free=backward)
-    both = changed(kept, sequences=Csr.of([[0, 2, 1, 3]]))
-    compile_plan(both)
-    with pytest.raises(InputError, match="needs 21 bytes in all, the device has 20"):
-        compile_plan(changed(both, workspace=(base.kind == "B").astype(int)))
-    with pytest.raises(InputError, match="gains 20 bytes"):
-        compile_plan(changed(kept, free=backward * 0))
 
 
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 2), min_size=1, max_size=3))

@@ -15,7 +15,6 @@ from optsched.arraypipe.checkpoint.plain import NotKept, check_kept, empty, kept
 from optsched.arraypipe.checkpoint.weights import keeps
 from optsched.arraypipe.model.split import (
     first_difference,
-    makers_by_name,
     restore_states,
     shard,
     states_by_name,
@@ -50,13 +49,16 @@ def settings_of(run: JobRun) -> dict[str, str]:
     kind = type(scheduler)
     rows["scheduler"] = "none" if scheduler is None else f"{kind.__module__}.{kind.__qualname__}"
     groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
-    for name, made in makers_by_name(run.stages).items():
-        groups.setdefault(_text(made), (made, []))[1].append(name)
-    for made, names in groups.values():
+    for stage in run.stages:
+        made = type(stage.optimizer)
+        for name, row in states_by_name([stage]).items():
+            known = {"": f"{made.__module__}.{made.__qualname__}", **row["settings"]}
+            groups.setdefault(_text(known), (known, []))[1].append(name)
+    for known, names in groups.values():
         first = min(names)
-        rows[f"optimizer of {first!r}"] = made["class"]
+        rows[f"optimizer of {first!r}"] = known.pop("")
         rows[f"optimizer of {first!r} trains"] = sorted(names)
-        for key, value in made["settings"].items():
+        for key, value in known.items():
             rows[f"optimizer setting {key!r} of {first!r}"] = value
     for key, value in scheduler_state(scheduler, run.title).items():
         rows[f"scheduler setting {key!r}"] = value

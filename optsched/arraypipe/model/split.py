@@ -143,10 +143,14 @@ def _share_out(
                         f"stages: buffer {next(names, '')!r} of job {title} is used by "
                         f"stages {stage_of[id(buffer)]} and {s}; give each a buffer of its own"
                     )
-    _check_storages(model, {id_: min(stages) for id_, stages in places.items()}, title)
     owned: list[NamedParameters] = [[] for _ in modules]
     tied: list[list[TiedCopy]] = [[] for _ in modules]
     for name, parameter in list(model.named_parameters()):
+        if is_lazy(parameter):
+            raise InputError(
+                f"build_model: {name!r} of job {title} has no shape yet; run the lazy modules once "
+                f"on a batch when the model is built"
+            )
         owner = min(places[id(parameter)])
         owned[owner].append((name, parameter))
         for s, found in places[id(parameter)].items():
@@ -162,26 +166,6 @@ def _share_out(
 def _put(places: Sequence[tuple[nn.Module, str]], parameter: nn.Parameter) -> None:
     for module, name in places:
         setattr(module, name, parameter)  # recurrent layers keep a list beside the table
-
-
-def _check_storages(model: nn.Module, stage_of: Mapping[int, int], title: str) -> None:
-    """Refuse parameters of different stages that are views of the same memory."""
-    seen: dict[int, tuple[str, int]] = {}
-    for name, parameter in model.named_parameters():
-        if is_lazy(parameter):
-            raise InputError(
-                f"build_model: {name!r} of job {title} has no shape yet; run the lazy modules once "
-                f"on a batch when the model is built"
-            )
-        if parameter.is_meta or not parameter.numel():
-            continue
-        stage = stage_of[id(parameter)]
-        first, other = seen.setdefault(parameter.untyped_storage().data_ptr(), (name, stage))
-        if stage != other:
-            raise InputError(
-                f"stages: {name!r} and {first!r} of job {title} share their memory and are in "
-                f"different stages; use one Parameter in both places, or make a copy"
-            )
 
 
 def tied_pairs(stages: Sequence[ModelStage]) -> dict[tuple[int, int], list[str]]:
@@ -313,19 +297,11 @@ def _entries(
 def states_by_name(stages: Sequence[ModelStage]) -> dict[str, dict[str, Any]]:
     """State and settings of every parameter under its unsplit name (references, not copies)."""
     return {
-        name: {"state": dict(optimizer.state.get(p, {})), "settings": _settings(group)}
-        for name, p, group, optimizer in _entries(stages)
-    }
-
-
-def makers_by_name(stages: Sequence[ModelStage]) -> dict[str, dict[str, Any]]:
-    """Class and settings of the optimizer of every parameter, as they are now (references)."""
-    return {
         name: {
-            "class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
-            "settings": _settings(group),
+            "state": dict(optimizer.state.get(p, {})),
+            "settings": {k: v for k, v in group.items() if k not in ("params", "param_names")},
         }
-        for name, _, group, optimizer in _entries(stages)
+        for name, p, group, optimizer in _entries(stages)
     }
 
 
@@ -344,10 +320,6 @@ def restore_states(stage: ModelStage, saved: Mapping[str, Mapping[str, Any]], pl
         if state:
             optimizer.state[parameter] = state
         group.update(settings)
-
-
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in group.items() if k not in ("params", "param_names")}
 
 
 def check_apart(model: nn.Module, title: str, owners: Owners, why_not: str) -> None:

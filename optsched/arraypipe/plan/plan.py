@@ -17,7 +17,6 @@ from optsched.arraypipe.plan.types import (
     Channel,
     Message,
     Routes,
-    check_memory,
     check_microbatches,
     check_together,
     identify,
@@ -181,7 +180,7 @@ def compile_plan(schedule: Schedule, *, together: Collection[int] = ()) -> Execu
     ------
     InputError
         Blocks are missing, doubled, of another kind or on several devices, micro-batches out of
-        order (sums of gradients depend on it), or memory is exceeded.
+        order (sums of gradients depend on it).
     CyclicOrder
         Orders and dependencies contradict each other; the message has the blocks on the cycle.
     """
@@ -196,7 +195,6 @@ def compile_plan(schedule: Schedule, *, together: Collection[int] = ()) -> Execu
     check_permutations(schedule, schedule.sequences)
     check_microbatches(plan.blocks, sequences)
     _check_live(plan)
-    check_memory(schedule, plan.blocks, sequences)
     return plan
 
 

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import numpy as np
-
-from optsched.analysis.occupancy import held_bytes
 from optsched.errors import InputError
 from optsched.io.strict_json import format_json
 
@@ -245,21 +242,4 @@ def _check_alike(work: list[Block], schedule: Schedule) -> None:
             raise InputError(
                 f"operations[{block.operation}].resources: {block} runs on {names[1]}, but "
                 f"{first} on {names[0]}; a stage of a job stays on one device"
-            )
-
-
-def check_memory(schedule: Schedule, blocks: tuple[Block, ...], sequences: Sequences) -> None:
-    """Held memory and workspace of every device over one cycle of the steady state."""
-    for (name, memory), sequence in zip(schedule.resources, sequences, strict=True):
-        row = list(sequence)
-        if not memory or not row:
-            continue
-        if gain := int((schedule.acquire[row] - schedule.free[row]).sum()):
-            raise InputError(f"{format_json(name)} gains {gain} bytes in every cycle")
-        levels = held_bytes(schedule, row) + schedule.workspace[row]
-        if (levels > memory).any():
-            k = int(np.argmax(levels > memory))
-            raise InputError(
-                f"{format_json(name)}: {blocks[row[k]]} needs {levels[k]} bytes in all, the "
-                f"device has {memory}"
             )
