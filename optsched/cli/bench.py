@@ -79,7 +79,7 @@ def bench(
     summary = summarise(results.rows, known)
     if as_json:
         print(json.dumps(table.as_json(summary)))
-    else:
+    elif not quiet:
         table.render(summary, console())
         print(f"{len(results.rows)} rows in {output}")
     if plot is not None:

@@ -14,6 +14,7 @@ from optsched.io.files import check_outputs, write_atomic
 from optsched.io.strict_json import parse, placed
 from optsched.io.values import one_of
 from optsched.model import document
+from optsched.model.difference import difference
 from optsched.model.schedule import Schedule
 from optsched.problems.jobarray import document as jobarray_json
 from optsched.problems.jobarray.problem import JobArray
@@ -155,8 +156,12 @@ def _differences(before: Problem, after: Problem) -> list[str]:
     found = []
     if before.objective_name != after.objective_name:
         found.append(f"its objective ({before.objective_name})")
-    if [r.name for r in old.resources] != [r.name for r in new.resources]:
-        found.append("the names of its machines")
+    names, again = [r.name for r in old.resources], [r.name for r in new.resources]
+    if names != again:
+        moved = sorted(names) == sorted(again)
+        found.append(f"the {'order' if moved else 'names'} of its machines")
+    if list(before.job_names) != list(after.job_names):
+        found.append("the names of its jobs")
     if old.time_unit != new.time_unit:
         found.append(f"its time unit ({old.time_unit})")
     facts: dict[str, Any] = dict(getattr(before, "metadata", {}))
@@ -164,5 +169,5 @@ def _differences(before: Problem, after: Problem) -> list[str]:
     if lost := [key for key, value in facts.items() if kept.get(key) != value]:
         found.append(f"its metadata ({', '.join(lost):.100})")
     if not found and not old.same_graph(new):
-        raise InputError("the file would hold another problem: please report this instance")
+        raise InputError(f"the file, read again, is another problem: {difference(new, old)}")
     return found

@@ -44,10 +44,17 @@ def from_orders(problem: Problem, orders: Any) -> Schedule:
     if graph.period is not None:
         raise InputError("orders: a rolling problem needs starts and a period, use from_starts")
     operations = _Operations(graph)
+    if isinstance(orders, (Csr, np.ndarray)):
+        orders = orders.to_lists() if isinstance(orders, Csr) else orders.tolist()
     rows: list[Any] = [()] * graph.n_resources
     if isinstance(orders, Mapping):
-        for machine, row in orders.items():
-            rows[_machine(graph, "orders", machine)] = row
+        given = set[int]()
+        for key, row in orders.items():
+            r = _machine(graph, "orders", key)
+            if r in given:
+                raise InputError(f"orders: {graph.resources[r].name} is given twice")
+            given.add(r)
+            rows[r] = row
     elif isinstance(orders, Sequence) and len(orders) == graph.n_resources:
         rows = list(orders)
     else:
@@ -55,7 +62,13 @@ def from_orders(problem: Problem, orders: Any) -> Schedule:
             f"orders: expected {graph.n_resources} rows, one per machine, or a mapping by the name "
             f"of the machine, got {format_value(orders)}"
         )
-    named = [[operations.index(f"orders[{r}]", key) for key in row] for r, row in enumerate(rows)]
+    named = list[list[int]]()
+    for r, row in enumerate(rows):
+        keys = row.tolist() if isinstance(row, np.ndarray) else row
+        if not isinstance(keys, Sequence) or isinstance(keys, (str, bytes)):
+            got = format_value(row)
+            raise InputError(f"orders[{r}]: expected a list of operations, got {got}")
+        named.append([operations.index(f"orders[{r}]", key) for key in keys])
     schedule = problem.scheduled(Csr.of(named))
     return schedule.with_orders(
         schedule.sequences,  # type: ignore[arg-type]
@@ -122,16 +135,17 @@ class _Operations:
                 raise InputError(f"{place}: {what}, operation {missing}, is missing")
             return [found[i] for i in range(n)]
         flat = given.tolist() if isinstance(given, np.ndarray) else given
-        if not isinstance(flat, Sequence) or isinstance(flat, str):
+        if not isinstance(flat, Sequence) or isinstance(flat, (str, bytes)):
             raise InputError(f"{place}: expected a list or a mapping, got {format_value(given)}")
-        if not flat or not isinstance(flat[0], Sequence) or isinstance(flat[0], str):
+        if not any(isinstance(row, (list, tuple, np.ndarray)) for row in flat):
             if len(flat) != n:
                 raise InputError(
                     f"{place}: expected {n} values, one per operation, got {len(flat)}"
                 )
             return list(flat)
         jobs = [self.by_job[j] for j in sorted(self.by_job)]
-        if [len(row) for row in flat] != [len(row) for row in jobs]:
+        sizes = [len(row) if isinstance(row, (list, tuple, np.ndarray)) else -1 for row in flat]
+        if sizes != [len(row) for row in jobs]:
             raise InputError(f"{place}: expected one row per job, one value per operation of it")
         ids, given = [i for row in jobs for i in row], [value for row in flat for value in row]
         return [given[k] for k in np.argsort(ids)]
@@ -146,7 +160,7 @@ def _graph(problem: Problem) -> Schedule:
         )
     graph = problem.graph()
     if names := list(problem.job_names):
-        graph = graph._sharing({"provenance": {"jobs": names}, "job_names": names})
+        graph = graph._sharing({"provenance": {"jobs": names}})
     return graph
 
 

@@ -438,6 +438,8 @@ class Schedule(Problem):
         copy = object.__new__(Schedule)
         copy.__dict__.update(self.__dict__)
         copy.__dict__.update(changes)
+        if "provenance" in changes:
+            copy.__dict__.pop("job_names", None)  # follow from it
         return copy
 
     def same_graph(self, other: Schedule) -> bool:

@@ -12,6 +12,7 @@ from optsched.testing.common import (
     against_optimum,
     by_graph,
     consistent,
+    counted,
     each,
     optimum,
     quicker_of_two,
@@ -91,7 +92,7 @@ def check_limits(engine: Solver, problem: Any, time_limit: float) -> None:
         spent, best = quicker_of_two(problem, engine, limit + OVERRUN, time_limit=limit)
         assert spent <= limit + OVERRUN, f"{spent:.2f} s with limit {limit} s"
     for iterations in (0, 1):
-        consistent(problem, solve(problem, engine, iterations=iterations))
+        consistent(problem, counted(problem, engine, iterations))
     if best.objective is not None:
         _stops_at_target(problem, engine, best, time_limit)
 
@@ -126,8 +127,10 @@ def check_warm_start(engine: Solver, problem: Any, time_limit: float) -> None:
     first = solve(problem, engine, time_limit=time_limit / 2)
     if first.schedule is None or first.objective is None:
         return
-    for limit in ({"iterations": 0}, {"time_limit": 0}, {"time_limit": 0.1}):
-        again = solve(problem, engine, warm_start=first.schedule, **limit)
+    for seconds in (None, 0, 0.1):
+        limit = {"iterations": 0} if seconds is None else {"time_limit": seconds}
+        run = counted if seconds is None else solve
+        again = run(problem, engine, warm_start=first.schedule, **limit)
         consistent(problem, again)
         assert again.objective is not None and again.objective <= first.objective, (
             f"warm start {first.objective}, returned {again.objective}"

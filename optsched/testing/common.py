@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 SHORT = 0.1
 """Seconds for a problem of a few operations: a solver that cannot prove uses all of them."""
 
+PATIENCE = 30
+"""Seconds after which a run of few iterations is ended: the solver ignores their limit."""
+
 _ORACLES: dict[str, Callable[[Any], int | None]] = {
     "quota": best_plan,
     "gpus": best_placement,
@@ -55,6 +58,18 @@ def warm_up(engine: Solver) -> None:
             if support(engine, problem):
                 for iterations, seconds in ((1, 60), (100, 1)):
                     solve(problem, engine, time_limit=seconds, iterations=iterations)
+
+
+def counted(problem: Any, engine: Solver, iterations: int, **others: Any) -> Result:
+    """Solve with an iteration limit, and do not wait for ever for a solver that ignores it."""
+    result = solve(
+        problem, engine, iterations=iterations,
+        on_progress=lambda progress: progress.seconds > PATIENCE, **others,
+    )  # fmt: skip
+    assert result.seconds <= PATIENCE, (
+        f"{problem.name}: did not end within {PATIENCE} s with iterations={iterations}"
+    )
+    return result
 
 
 def by_graph(problem: Any) -> bool:

@@ -14,8 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from optsched.solving.solve import solve
-from optsched.testing.common import supported
+from optsched.testing.common import counted, supported
 from optsched.testing.problems import small_problems
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def check_reproducible(engine: Solver, problems: Sequence[Any], time_limit: floa
 
 
 def _run(engine: Solver, problem: Any, iterations: int) -> list[Any]:
-    return fingerprint(solve(problem, engine, iterations=iterations, seed=7))
+    return fingerprint(counted(problem, engine, iterations, seed=7))
 
 
 def fingerprint(result: Result) -> list[Any]:

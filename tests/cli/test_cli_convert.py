@@ -55,6 +55,7 @@ def test_convert_keeps_schedules(cli: Cli) -> None:
     ("fields", "message"),
     [
         ({"machines": ["saw", "mill"]}, "would lose the names of its machines"),
+        ({"names": ["a", "b"]}, "would lose the names of its jobs"),
         ({"metadata": {"year": 1993}}, "would lose its metadata (year)"),
     ],
 )

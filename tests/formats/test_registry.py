@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,9 @@ def run(folder: Path, environment: dict[str, str], *words: str) -> subprocess.Co
 
 def test_the_format_of_the_page_is_installed(tmp_path: Path) -> None:
     """One module and one line: read, told by its content, and written by its ending."""
-    points = block("toml").replace('project.entry-points."optsched.formats"', "optsched.formats")
-    environment = installed(tmp_path, points.replace('"', ""), block("python"))
+    entries = tomllib.loads(block("toml"))["project"]["entry-points"]["optsched.formats"]
+    (points,) = (f"[optsched.formats]\n{name} = {value}\n" for name, value in entries.items())
+    environment = installed(tmp_path, points, block("python"))
     (tmp_path / "shop.words").write_text(block("text"))
     made = run(tmp_path, environment, "convert", "shop.words", "shop.jobshop.json")
     assert (made.returncode, made.stderr) == (0, ""), made
@@ -55,7 +57,7 @@ def test_the_format_of_the_page_is_installed(tmp_path: Path) -> None:
     back = run(tmp_path, environment, "convert", "shop.jobshop.json", "again.words")
     assert back.stdout == "wrote again.words\n", back
     assert (tmp_path / "again.words").read_text() == block("text")
-    (tmp_path / "bad.words").write_text("wordshop\nsaw for ever\n")
+    (tmp_path / "bad.words").write_text("wordshop of saw\nsaw for ever\n")
     bad = run(tmp_path, environment, "bound", "bad.words")
     assert bad.returncode == 2
     assert "bad.words:2: expected MACHINE for TIME, got 'saw for ever'" in bad.stderr
@@ -63,6 +65,8 @@ def test_the_format_of_the_page_is_installed(tmp_path: Path) -> None:
     late.write(tmp_path / "late.json")
     lost = run(tmp_path, environment, "convert", "late.json", "late.words")
     assert "late.words would lose its time unit (ms)" in lost.stderr
+    published = run(tmp_path, environment, "convert", "ft06", "ft06.words")
+    assert published.stdout == "wrote ft06.words\n", published
     unknown = run(tmp_path, environment, "convert", "late.json", "x.words", "--to", "x")
     assert "words" in unknown.stderr and "taillard" in unknown.stderr
 

@@ -124,6 +124,9 @@ def test_broken_rules_are_the_verifiers_sentences(starts: Any, kind: str, senten
         (lambda: Schedule.from_orders(SHOP, [[0, 3]]), "orders: expected 2 rows, one per machine"),
         (lambda: Schedule.from_orders(SHOP, {"m7": []}), 'orders: no machine "m7"; there are m0'),
         (lambda: Schedule.from_orders(SHOP, [[0], [2, 1]]), "operation 3 is missing"),
+        (lambda: Schedule.from_orders(SHOP, [[0, 3], 5]), r"orders\[1\]: expected a list of op"),
+        (lambda: Schedule.from_orders(SHOP, {"m0": [0, 3], 0: [0]}), "orders: m0 is given twice"),
+        (lambda: Schedule.from_starts(SHOP, [[0, 3], 5]), "starts: expected one row per job"),
     ],
 )
 def test_refusals(make: Any, message: str) -> None:
