@@ -64,7 +64,7 @@ def counted(problem: Any, engine: Solver, iterations: int, **others: Any) -> Res
     """Solve with an iteration limit, and do not wait for ever for a solver that ignores it."""
     result = solve(
         problem, engine, iterations=iterations,
-        on_progress=lambda progress: progress.seconds > PATIENCE, **others,
+        on_progress=lambda progress: progress.elapsed > PATIENCE, **others,
     )  # fmt: skip
     assert result.seconds <= PATIENCE, (
         f"{problem.name}: did not end within {PATIENCE} s with iterations={iterations}"

@@ -29,6 +29,9 @@ ITERATIONS = 2000
 REPEATED = 0.3
 """Seconds of a run after which the reproducibility check raises the iterations no further."""
 
+SHARED = "in two threads at once (the solver object must not hold the state of a search)"
+"""Said of runs that disturb each other."""
+
 NOT_SENT = 77
 """Exit code of a fresh process that cannot unpickle the solver."""
 
@@ -43,7 +46,7 @@ def check_reproducible(engine: Solver, problems: Sequence[Any], time_limit: floa
         _compare(problem.name, first[-1], _run(engine, problem, n), "with one seed")
         with ThreadPoolExecutor(2) as pool:
             for future in [pool.submit(_run, engine, problem, n) for _ in range(2)]:
-                _compare(problem.name, first[-1], future.result(), "in another thread")
+                _compare(problem.name, first[-1], future.result(), SHARED)
     others = _in_fresh_process(engine, steps)
     for problem, one, other in zip(taken, first, others or first, strict=True):
         _compare(problem.name, one, other, "in this process and a fresh one")

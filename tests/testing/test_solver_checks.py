@@ -93,6 +93,16 @@ class DependsOnHashes(InOrder):
         return found
 
 
+class IgnoresIterations(InOrder):
+    """Ends for every limit but that of iterations."""
+
+    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:  # noqa: D102
+        found = super().solve(problem, limits, monitor)
+        while limits.iterations is not None and not monitor.should_stop():
+            time.sleep(0.01)
+        return found
+
+
 class FalseBound(InOrder):
     """Claims that its only schedule is optimal."""
 
@@ -106,6 +116,14 @@ class FalseBound(InOrder):
 def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the fresh process, which takes longer than all other checks together."""
     monkeypatch.setattr(repeatability, "_in_fresh_process", lambda engine, steps: None)
+
+
+def test_a_solver_that_ignores_iterations_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails; the suite does not wait for ever."""
+    monkeypatch.setattr(common, "PATIENCE", 0.6)
+    monkeypatch.setattr(checks, "OVERRUN", 60)
+    with pytest.raises(AssertionError, match="did not end within 0.6 s with iterations=0"):
+        checks.check_limits(IgnoresIterations(), (), 0.1)
 
 
 def test_a_correct_solver_passes() -> None:
