@@ -122,7 +122,7 @@ def test_a_solver_that_ignores_iterations_is_ended(monkeypatch: pytest.MonkeyPat
     """It fails; the suite does not wait for ever."""
     monkeypatch.setattr(common, "PATIENCE", 0.6)
     monkeypatch.setattr(checks, "OVERRUN", 60)
-    with pytest.raises(AssertionError, match="did not end within .* iterations=0"):
+    with pytest.raises(AssertionError, match="did not end within"):
         checks.check_limits(IgnoresIterations(), (), 0.1)
 
 
