@@ -210,7 +210,7 @@ def listed(place: str, given: Any, what: str, count: int | None = None) -> list[
     unordered = isinstance(given, (str, bytes, Mapping, AbstractSet))
     if unordered or not hasattr(given, "__iter__") or getattr(given, "ndim", 1) == 0:
         raise InputError(f"{place}: expected {what}, got {format_value(given)}")
-    found = list(given)
+    found = given.tolist() if isinstance(given, np.ndarray) else list(given)
     if count is not None and len(found) != count:
         raise InputError(f"{place}: expected {what} ({count} values), got {len(found)}")
     return found

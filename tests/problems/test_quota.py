@@ -253,7 +253,7 @@ def test_changed_and_identity() -> None:
     assert problem.changed(name="x").sha256 == problem.sha256
     assert problem.changed(resolution=10) != problem
     assert problem.changed(budget=10, jobs=JOBS[:1]).nodes == ()
-    with pytest.raises(InputError, match="no field 'x'"):
+    with pytest.raises(InputError, match="x: a QuotaPlan has no such field"):
         problem.changed(x=1)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json, shortened
-from optsched.io.values import integer, label
+from optsched.io.values import integer, label, listed
 from optsched.problems.quota.answer import Node
 from optsched.problems.quota.job import PER_TYPE, QuotaJob, of_kind
 
@@ -131,14 +131,12 @@ def places_of(budget: Any, nodes: Any) -> tuple[tuple[Node, ...], tuple[str, ...
 
 
 def _nodes_of(given: Any) -> Iterator[Node]:
-    """Check nodes; each gets a name of its own."""
-    given = given.tolist() if isinstance(given, np.ndarray) and given.ndim == 1 else given
-    if not isinstance(given, (list, tuple)):
-        raise InputError(f"nodes: expected a list of GPU numbers or Nodes, got {given!r:.60}")
-    if not given:
+    """Check nodes; each gets a distinct name."""
+    rows = listed("nodes", given, "a list of GPU numbers or Nodes")
+    if not rows:
         raise InputError("nodes: expected at least one, got an empty list")
     seen = set()
-    for n, row in enumerate(given):
+    for n, row in enumerate(rows):
         if isinstance(row, tuple) and not 1 <= len(row) <= 3:
             raise InputError(f"nodes[{n}]: expected Node(gpus, type, name), got {row!r:.60}")
         node = Node(*row) if isinstance(row, tuple) else Node(row)

@@ -11,11 +11,9 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
 
-import numpy as np
-
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, shortened
-from optsched.io.values import boolean, integer, label, number, one_of
+from optsched.io.values import boolean, integer, label, listed, number, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,14 +170,11 @@ def of_kind(given: Any, kind: str) -> Any:
     return given.get(kind) if isinstance(given, Mapping) else given
 
 
-def _list(place: str, given: Any, what: str) -> Sequence[Any]:
-    if isinstance(given, np.ndarray) and given.ndim == 1:
-        given = given.tolist()
-    if not isinstance(given, (list, tuple, range)):
-        raise InputError(f"{place}: expected a list of {what}s, got {given!r:.60}")
-    if not given:
+def _list(place: str, given: Any, what: str) -> list[Any]:
+    found = listed(place, given, f"a list of {what}s")
+    if not found:
         raise InputError(f"{place}: expected at least one {what}, got an empty list")
-    return given
+    return found
 
 
 def _sizes(place: str, given: Any) -> tuple[int, ...]:

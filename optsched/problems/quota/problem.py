@@ -11,7 +11,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import without_collector
-from optsched.io.values import integer, label, one_of
+from optsched.io.values import integer, label, listed, one_of, refuse_unknown
 from optsched.model.schedule import TIME_UNITS, Csr, Problem, Resource, Schedule
 from optsched.problems.quota.answer import Node, Quotas, gpu_numbers, kept_gpus
 from optsched.problems.quota.checks import (
@@ -116,8 +116,7 @@ class QuotaPlan(Problem):
         time_unit: str = "s",
         name: str = "",
     ) -> None:
-        if not isinstance(jobs, (list, tuple)):
-            raise InputError(f"jobs: expected a list of QuotaJobs, got {jobs!r:.60}")
+        jobs = listed("jobs", jobs, "a list of QuotaJobs")
         machines, kinds, budgets = places_of(budget, nodes)
         self.__dict__.update(
             jobs=tuple(jobs), nodes=machines, kinds=kinds, budgets=budgets,
@@ -163,8 +162,7 @@ class QuotaPlan(Problem):
             key: getattr(self, key)
             for key in ("jobs", "objective", "resolution", "time_unit", "name")
         }
-        if unknown := set(fields) - {*kept, "budget", "nodes"}:
-            raise InputError(f"changed: there is no field {min(unknown)!r:.60}")
+        refuse_unknown(fields, {*kept, "budget", "nodes"}, "a QuotaPlan")
         if "budget" not in fields and "nodes" not in fields:
             kept.update({"nodes": self.nodes} if self.nodes else {"budget": self.budget})
         return QuotaPlan(**{**kept, **fields})
@@ -365,7 +363,7 @@ class QuotaPlan(Problem):
         return len(quotas.node), int(moved.sum()), int((gpus - used)[part].sum())
 
     def describe(self, objective: int | None) -> str:
-        """An objective as people read it: ``utility 12.5``, ``level 2``, ``3600 s``."""
+        """Format an objective: ``utility 12.5``, ``level 2``, ``3600 s``."""
         if objective is None:
             return "none"
         if self.objective == "makespan":
@@ -391,7 +389,7 @@ class QuotaPlan(Problem):
 
     @cached_property
     def level(self) -> int:
-        """The least cost that all jobs can keep to within the GPUs of all types together."""
+        """Least cost that all jobs can reach within the GPUs of all types together."""
         if self.is_plain:
             low, high = self.required_bounds
             best, worst = int(self.costs(high).max()), int(self.costs(low).max())
@@ -408,7 +406,7 @@ class QuotaPlan(Problem):
         return worst
 
     def sizes_within(self, cost: int) -> IntArray:
-        """The smallest size of each job that costs at most so much, whatever its type.
+        """Return the smallest size of each job, of any type, that costs at most so much.
 
         `NO_SIZE` where there is none.
         """
