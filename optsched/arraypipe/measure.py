@@ -73,14 +73,7 @@ def measure(
     local: Collection[int] | None = None,
     group: Group | None = None,
 ) -> Profile:
-    """Measure every stage alone on its device; neither the trainer nor its models change.
-
-    Parameters
-    ----------
-    local, group
-        On ranks: the stages of this rank, and the group of all, which get the whole profile. What
-        one rank raises is raised on all.
-    """
+    """Measure every stage alone on its device; neither the trainer nor its models change."""
     bench = _Bench(trainer, device, local)
 
     def everywhere(make: Callable[[], Any]) -> list[Any]:
@@ -102,11 +95,7 @@ def measure(
 
 
 class _Bench:
-    """Measures the local stages on a device, one after the other.
-
-    Jobs with optimizers of equal cost are measured once, by the first of them. A stage gets random
-    inputs of the form that the stage before it has made.
-    """
+    """Measures the local stages on a device, one after the other."""
 
     def __init__(
         self, trainer: ArrayTrainer, device: torch.device, local: Collection[int] | None

@@ -209,10 +209,7 @@ def compare(log: RunLog) -> Report:
 
 
 def _cycles(log: RunLog, segment: int) -> tuple[int, float | None]:
-    """Number of cycles of a segment in which all blocks of the plan ran, and time of a cycle.
-
-    The time is the slope of their ends, without the first quarter, which fills the pipeline.
-    """
+    """Number of cycles of a segment in which all blocks of the plan ran, and time of a cycle."""
     here = log.columns["segment"] == segment
     cycle, end_ns = log.columns["cycle"][here], log.columns["end_ns"][here]
     needed = sum(block.device >= 0 for block in log.plan.blocks)

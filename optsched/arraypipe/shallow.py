@@ -28,10 +28,7 @@ Trainer = TypeVar("Trainer")  # an ArrayTrainer, which imports this module
 
 
 def shallow(trainer: Trainer) -> Trainer | None:
-    """Return a trainer of the same model with fewer blocks in every stage.
-
-    None if none can be left out (`few_blocks`).
-    """
+    """Return a trainer of the same model with fewer blocks in every stage."""
     made: Any = copy(trainer)
     if not made.cuts or isinstance(made.build_model, _FewBlocks):
         return None

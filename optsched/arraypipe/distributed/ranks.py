@@ -37,10 +37,7 @@ _ROUNDS = 5
 
 
 class Ranks:
-    """The ranks of one run, as many as `check_size` wants. Collective.
-
-    Rank ``k * n + d`` is device d of n of replica k. `device` is that of this process, or None.
-    """
+    """The ranks of one run, as many as `check_size` wants. Collective."""
 
     def __init__(
         self,
@@ -102,10 +99,7 @@ class Ranks:
         return self.stages_of(run) if self.links.replica == 0 else []
 
     def reports(self, run: JobRun) -> bool:
-        """Whether this rank calls back with the losses of a job.
-
-        Rank 0 does if it has a stage of the job, else the rank of the last stage.
-        """
+        """Whether this rank calls back with the losses of a job."""
         devices = self.placement(run.index)
         return self.links.replica == 0 and self.links.rank == (0 if 0 in devices else devices[-1])
 
@@ -129,10 +123,7 @@ class Ranks:
         return self.backend
 
     def collect(self, records: list[Record]) -> list[Record]:
-        """Losses of all jobs, and all records in the order of their starts, on rank 0.
-
-        Other ranks keep their own records.
-        """
+        """Losses of all jobs, and all records in the order of their starts, on rank 0."""
         clocks, rows = read_clocks(self.links), list[Any]([None] * self.links.size)
         self._share_losses()
         with collective():
@@ -148,10 +139,7 @@ class Ranks:
         return sorted(found, key=lambda r: (r.segment, r.start_ns))
 
     def _share_losses(self) -> None:
-        """Give all ranks the losses of all jobs, which are made on last stages.
-
-        Of replicas their mean, as the gradients are that of theirs.
-        """
+        """Give all ranks the losses of all jobs, which are made on last stages."""
         runs = self.backend.runs
         rows = self.all({run.index: run.losses for run in runs if run.stages[-1].local})
         for run in runs:
@@ -161,10 +149,7 @@ class Ranks:
 
 
 class Chain(FirstForward):
-    """The first forward of a job on ranks: each runs its stages on what the one before sends.
-
-    All ranks call it for the same jobs in the same order, so that every send is awaited next.
-    """
+    """The first forward of a job on ranks: each runs its stages on what the one before sends."""
 
     def __init__(self, ranks: Ranks, run: JobRun) -> None:
         self.links, self.capacity, self.run = ranks.links, ranks.capacity, run
@@ -251,20 +236,14 @@ def read_clocks(links: Links) -> list[tuple[int, int]]:
 
 
 def on_first_clock(rows: Sequence[Record], shift: int, error: int) -> list[Record]:
-    """Records of a rank in the time of rank 0.
-
-    An offset within its error is none: processes of one machine share a clock.
-    """
+    """Records of a rank in the time of rank 0."""
     if abs(shift) <= error:
         return list(rows)
     return [r._replace(start_ns=r.start_ns + shift, end_ns=r.end_ns + shift) for r in rows]
 
 
 def gather(local: Sequence[tuple[JobRun, Sequence[int]]]) -> list[tuple[nn.Module, Trained]]:
-    """Bring the stages of all jobs, of which a rank has some, to rank 0 (collective).
-
-    Empty on the other ranks.
-    """
+    """Bring the stages of all jobs, of which a rank has some, to rank 0 (collective)."""
     with meeting() as group:
         parts = group.agree(lambda: [_part(*row) for row in local])
         rows: list[Any] = [None] * group.size

@@ -87,10 +87,7 @@ class Access(NamedTuple):
 def accesses_of(
     plan: ExecutionPlan, block: Block, state: int, recompute: bool, iteration: int = -1
 ) -> tuple[Access, ...]:
-    """The accesses of a block to a state: one, or two where a last backward holds the update.
-
-    With `recompute` the job keeps inputs only.
-    """
+    """The accesses of a block to a state: one, or two where a last backward holds the update."""
     graph, i, pair = 0, block.operation, (block.job, block.stage)
     if pair in plan.recomputed:
         graph = {"R": 1, "B": -1}.get(block.kind, 0)
@@ -161,10 +158,7 @@ class Bytes(NamedTuple):
 def budget(
     plan: ExecutionPlan, device: int, known: Known, jobs: Collection[int] | None = None
 ) -> Bytes:
-    """Gradients, activations and workspace of the blocks of a device, of some jobs or of all.
-
-    `known` has what is kept of a micro-batch.
-    """
+    """Gradients, activations and workspace of the blocks of a device, of some jobs or of all."""
     row = [i for i in plan.sequences[device] if jobs is None or plan.blocks[i].job in jobs]
     blocks = [plan.blocks[i] for i in row]
 
@@ -197,11 +191,7 @@ def _kept(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int
 
 
 def _gradients(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int, int]:
-    """Bytes of gradients that a block makes, drops and needs meanwhile.
-
-    The first backward of an iteration makes them, the update (within the last one without a block)
-    drops them. Those of tied copies and of masters live in one block only.
-    """
+    """Bytes of gradients that a block makes, drops and needs meanwhile."""
     backward, updates = block.kind == "B", plan.updates[block.operation]
     passing = max(here.tied * backward, here.masters * updates)
     made = backward and not block.microbatch

@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
 
 class DeviceSlots(Transfers):
-    """The states of one device of the plan, which share its slots.
-
-    Nothing that a job computes depends on it. Numbers and sizes of the slots are those that were
-    decided for the first of the segments, which has so many accesses in a cycle.
-    """
+    """The states of one device of the plan, which share its slots."""
 
     def __init__(
         self,
@@ -65,10 +61,7 @@ class DeviceSlots(Transfers):
         self.version = 0  # of the weights when the open access began
 
     def enter(self, job: int, stage: int, kind: str, now: Instance) -> JobStage:
-        """Have a state in a slot, for blocks launched from now on.
-
-        An update after the backward of the same block is an access of its own.
-        """
+        """Have a state in a slot, for blocks launched from now on."""
         self.leave()
         index = self._index(job, stage)
         if len(self.segments) > self.announced:
@@ -218,11 +211,7 @@ def memory_of(
     limit: int | None,
     local: int | None = None,
 ) -> Memory:
-    """The memory of a run: everything resident if it fits, else slots.
-
-    `limit` are the bytes of every device, `local` is that of this process in a run on ranks.
-    `InputError`: it does not fit, not even in slots; nothing has been moved.
-    """
+    """The memory of a run: everything resident if it fits, else slots."""
     memory = Memory(runs)
     if limit is None:
         return memory

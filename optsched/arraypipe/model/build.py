@@ -31,10 +31,7 @@ _ADAPTER: Final = re.compile(r"(^|\.)(lora_|modules_to_save\.|ia3_|prompt_|train
 
 
 def build(build_model: BuildModel, job: Job) -> nn.Module:
-    """Call `build_model` with the arguments of a job after seeding the global generators.
-
-    A list of modules (also an `nn.ModuleList`) becomes an `nn.Sequential` of them.
-    """
+    """Call `build_model` with the arguments of a job after seeding the global generators."""
     torch.manual_seed(job.seed)
     return module_of(build_model(**job.model))
 
@@ -101,15 +98,10 @@ def _configured(kind: Any, config: Any, /, **arguments: Any) -> nn.Module:
 
 @dataclass(eq=False)
 class Builder:
-    """Makes the models of the jobs of a run, with frozen parameters that are equal once.
+    """Makes the models of the jobs of a run.
 
-    Parameters
-    ----------
-    build_model
-        Called as ``build_model(**job.model)`` after ``torch.manual_seed(job.seed)``.
-    share
-        Whether frozen parameters (``requires_grad`` False) that are equal in several jobs, under
-        the same name and in the same precision, become one `Parameter`.
+    With `share` frozen parameters (``requires_grad`` False) that are equal in several jobs, under
+    the same name and in the same precision, become one `Parameter`.
     """
 
     build_model: BuildModel
@@ -180,13 +172,7 @@ def _replace(places: list[tuple[nn.Module, str]], tensor: Tensor) -> None:
 
 
 def _load(model: nn.Module, path: Path) -> None:
-    """Let the tensors of a model have the values of a file or folder, by name.
-
-    Raises
-    ------
-    InputError
-        A name is missing in the file or in the model, or shapes differ.
-    """
+    """Let the tensors of a model have the values of a file or folder, by name."""
     try:
         weights = open_weights(path)
     except InputError as error:
@@ -218,10 +204,7 @@ def _load(model: nn.Module, path: Path) -> None:
 
 
 def _key_of(name: str, model: nn.Module, weights: Weights) -> str:
-    """How the name of a tensor is found in a folder, as `from_pretrained` does.
-
-    With or without the prefix of the base model of transformers, and without what PEFT wraps.
-    """
+    """How the name of a tensor is found in a folder, as `from_pretrained` does."""
     if not weights.folder:
         return name
     wrapped: Any = getattr(model, "get_base_model", lambda: model)

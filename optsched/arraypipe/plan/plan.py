@@ -245,11 +245,7 @@ def routes(
     ties: Sequence[tuple[int, int]] = (),
     together: Collection[int] = (),
 ) -> Routes:
-    """The messages of a plan.
-
-    `ties` are pairs (stage, next stage that uses one of its weights), the same for all jobs; the
-    updates of the jobs `together` wait for the gradients of all stages.
-    """
+    """The messages of a plan."""
     messages = tuple(_messages(plan, ties, together))
     inputs: list[list[int]] = [[] for _ in plan.blocks]
     outputs: list[list[int]] = [[] for _ in plan.blocks]

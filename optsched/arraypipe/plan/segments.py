@@ -71,10 +71,7 @@ SEGMENT_S: Final = 4.0
 
 
 def cycles_for(segment: Segment, seconds: float) -> int:
-    """Cycles that take about `SEGMENT_S`, by those of a segment that took so many seconds.
-
-    At most four times as many: the blocks of ended jobs take no time.
-    """
+    """Cycles that take about `SEGMENT_S`, by those of a segment that took so many seconds."""
     done = max(1, segment.cycles)
     return max(1, min(4 * done, int(SEGMENT_S * done / max(seconds, 1e-9))))
 
@@ -159,10 +156,7 @@ class Walk:
 
 
 class RunPlan:
-    """Makes the segments of a run, of all its jobs (`JobRun`); their number may grow.
-
-    `cycles` are those of the first segment, at most.
-    """
+    """Makes the segments of a run, of all its jobs (`JobRun`); their number may grow."""
 
     def __init__(
         self, plan: ExecutionPlan, routes: Routes, runs: Sequence[Any], cycles: int = 10**9
@@ -189,10 +183,7 @@ class RunPlan:
     def follow(
         self, slots: tuple[int, ...], cycles: int = 10**9, until_first_end: bool = False
     ) -> Segment:
-        """Begin another segment of at most so many cycles; jobs go on where they are.
-
-        With `until_first_end` it is over when the first of its jobs has reached its target.
-        """
+        """Begin another segment of at most so many cycles; jobs go on where they are."""
         made, copies = self.segment(slots), self.plan.copies
         if until_first_end:
             left = [-(-n // rate) for n, rate in zip(made.count, copies, strict=True) if n]

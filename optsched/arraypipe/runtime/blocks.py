@@ -55,10 +55,7 @@ def norms_from(stage: JobStage, later: Norms) -> Norms:
 
 
 def total_norm(run: JobRun, norms: Norms) -> Tensor:
-    """Norm of all gradients as `torch.nn.utils.get_total_norm` has it on the unsplit model.
-
-    The norms come in the order of the stages; they are taken in that of the unsplit model.
-    """
+    """Norm of all gradients as `torch.nn.utils.get_total_norm` has it on the unsplit model."""
     if norms.vector is None:
         return torch.tensor(0.0)
     rows = norms.vector.unbind()
@@ -119,11 +116,7 @@ def backward(
     gradients: Sequence[Tensor | None] | None,
     tied: Sequence[tuple[Tensor, Tensor]] = (),
 ) -> tuple[Tensor | None, ...]:
-    """Backward of one micro-batch; parameters accumulate, gradients of the inputs are returned.
-
-    `gradients` are those of the outputs, None on the last stage; `tied` those of weights that later
-    stages use too.
-    """
+    """Backward of one micro-batch; parameters accumulate, gradients of the inputs are returned."""
     kept = stage.kept.pop(microbatch)
     assert kept.roots is not None, "backward before recompute"
     roots, given = list[Tensor](), list[Tensor]()
@@ -141,11 +134,7 @@ def backward(
 
 
 def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: float) -> None:
-    """Step of the stage's optimizer and scheduler, after its last micro-batch.
-
-    Gradients are clipped to `clip_norm` by the `norm` that all of the job have; `loss` is for a
-    scheduler that looks at it. Without finite gradients a scaled job makes no step.
-    """
+    """Step of the stage's optimizer and scheduler, after its last micro-batch."""
     _check_flags(stage)
     finite = stage.scaler is None or norm is None or bool(norm.isfinite())
     if stage.scaler is not None:
@@ -283,10 +272,7 @@ def _memory(t: Tensor) -> int:
 
 
 class _Entry(torch.autograd.Function):
-    """Input of a stage: no leaf, as in the unsplit model, so that layers may change it in place.
-
-    The backward takes the gradient before autograd stores it, which would copy it.
-    """
+    """Input of a stage: no leaf, as in the unsplit model, so that layers may change it in place."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, found: dict[int, Tensor], index: int) -> Tensor:
