@@ -37,8 +37,9 @@ def best_subset(
     if not found:
         return None
     best = max(value for value, _ in found)
+    here = state if policy is None else policy.usable(state)  # what it excludes is not left
     judged = [
-        Subset(value, gpus, rest(state, bandwidth, gpus)) for value, gpus in found if value == best
+        Subset(value, gpus, rest(here, bandwidth, gpus)) for value, gpus in found if value == best
     ]
     return max(judged, key=lambda s: (s.rest, s.value, [-gpu for gpu in s.gpus]))
 

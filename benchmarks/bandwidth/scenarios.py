@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from optsched.bandwidth.topology.proximity import proximity
 from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import InputError
 from optsched.io.values import integer
+from optsched_solvers.gpus.proximity import proximity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

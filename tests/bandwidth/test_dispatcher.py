@@ -141,10 +141,7 @@ def test_rules_that_leave_few_choices_beyond_tables() -> None:
     cluster, model = two_types("pcie")
     ways = {
         Policy(same_type=True): lambda room: sum(room[0::2]),
-        Policy(slice_size=2, slice_level="host"): lambda room: sum(n // 2 * 2 for n in room),
-        Policy(slice_size=8, slice_level="pod"): lambda room: sum(
-            sum(room[i : i + 4]) // 8 * 8 for i in range(0, 24, 4)
-        ),
+        Policy(max_per_host=2): lambda room: sum(min(n, 2) for n in room),
     }
     for policy, most_of in ways.items():
         dispatcher = Dispatcher(cluster, model, policy=policy)
@@ -252,7 +249,7 @@ def test_all_choices_on_few_hosts_of_pods() -> None:
     model = BottleneckBandwidth(cluster)
     held = {"a": "n0:4-7 n2:2"}
     state = ClusterState.parse(cluster, "n0:0-3 n1:0-2 n2:0,1,4", held, "n1:3-7 n2:3,5-7")
-    for policy in (Policy(), Policy(same_type=True), Policy(slice_size=2, slice_level="host")):
+    for policy in (Policy(), Policy(same_type=True), Policy(max_per_host=2)):
         fast = Dispatcher(cluster, model, policy=policy)
         for k in (1, 2, 4, 6):
             best_of: dict[tuple[int, ...], int] = {}

@@ -248,8 +248,8 @@ def test_one_preferred_domain_comes_before_bandwidth() -> None:
 
 RULES = (
     Policy(required="leaf"), Policy(balance="even"), Policy(balance="exact"), Policy(min_hosts=7),
-    Policy(max_hosts=3), Policy(include=("n3", "n40")), Policy(slice_size=8, slice_level="leaf"),
-    Policy(max_per_host=5, exclude=("n0",)), Policy(slice_size=4, slice_level="host"),
+    Policy(max_hosts=3), Policy(include=("n3", "n40")),
+    Policy(max_per_host=5, exclude=("n0",)),
     Policy(required="host"), Policy(min_hosts=5, balance="even", include=("n9",)),
 )  # fmt: skip
 

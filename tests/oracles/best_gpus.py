@@ -164,7 +164,7 @@ def policy_of(rng: random.Random, cluster: Cluster) -> Policy:
         return Policy()
     for key in rng.sample(
         [
-            "required", "balance", "hosts", "type", "include", "exclude", "slice", "apart",
+            "required", "balance", "hosts", "type", "include", "exclude", "apart",
             "max_per_host",
         ], 2,
     ):  # fmt: skip
@@ -186,8 +186,6 @@ def policy_of(rng: random.Random, cluster: Cluster) -> Policy:
             rules.update(apart=("j0", "gone"), apart_level=rng.choice(["host", "host", "rack"]))
         elif key == "max_per_host":
             rules["max_per_host"] = rng.randint(1, 3)
-        elif key == "slice":
-            rules.update(slice_size=rng.randint(1, 2), slice_level=rng.choice(["rack", "host"]))
     return Policy(**rules)
 
 

@@ -60,11 +60,6 @@ def demands(
         of the job; ``"heavy"``: B(S_j).
     seed
         Of ``"moderate"``.
-
-    Raises
-    ------
-    InputError
-        An unknown profile.
     """
     check_traffic(traffic)
     unknown = [job.gpus for job in state.jobs if needs_bandwidth(job, traffic)]
@@ -121,8 +116,6 @@ def shares(
     state: ClusterState,
     selection: Selection,
     demand: Sequence[int],
-    *,
-    as_printed: bool = False,
 ) -> Shares:
     """Bandwidths of several choices beside the running jobs (BandPilot, 3.3, made exact).
 
@@ -142,17 +135,12 @@ def shares(
         GPUs of every choice, booleans of shape (n, GPUs).
     demand
         kB/s of every job of the state.
-    as_printed
-        The formula of the paper to the letter: jobs without demand, and choices on one host,
-        interfere as well.
     """
     rows, cluster = model.checked(selection), model.cluster
     counts = np.add.reduceat(rows, cluster.first[:-1], axis=1, dtype=np.int64)
     held, demands_of = state.held, np.array(demand, np.int64).reshape(-1)
     meets = (counts > 0) @ (held > 0).T.astype(np.int64) > 0
-    meets &= interferes(state)
-    if not as_printed:
-        meets &= (demands_of > 0) & ((counts > 0).sum(axis=1) >= 2)[:, None]
+    meets &= interferes(state) & (demands_of > 0) & ((counts > 0).sum(axis=1) >= 2)[:, None]
     i, j = np.nonzero(meets)
     local = np.arange(cluster.n_gpus) - cluster.first[cluster.host_of]
     joint = local < (counts[i] + held[j])[:, cluster.host_of]
@@ -190,8 +178,6 @@ def share(
     state: ClusterState,
     chosen: Iterable[int],
     demand: Sequence[int],
-    *,
-    as_printed: bool = False,
 ) -> Share:
     """Bandwidth of one choice beside the running jobs, with what limits it; see `shares`.
 
@@ -202,7 +188,7 @@ def share(
     """
     row = np.zeros((1, model.cluster.n_gpus), np.bool_)
     row[0, list(chosen)] = True
-    found = shares(model, state, row, demand, as_printed=as_printed)
+    found = shares(model, state, row, demand)
     value, alone = int(found.value[0]), int(found.standalone[0])
     if value < 0:
         raise unmeasured(model, state, row, found.capacity[0])

@@ -121,11 +121,6 @@ class HierarchicalTransformer(BandwidthModel):
 
         Across hosts the output of the network, rounded to kB/s; equal sets of tokens are predicted
         once. Other processors and versions of torch may differ in the last of seven digits.
-
-        Raises
-        ------
-        InputError
-            Another shape or dtype, or a set of more than 256 tokens.
         """
         given = self.checked(selection)
         tokens = tokens_of(self.cluster, self.intra, given)

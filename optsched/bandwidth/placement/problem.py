@@ -209,13 +209,7 @@ class GpuPlacement(Problem):
         return self._snapshot(())
 
     def scheduled(self, answer: Sequence[int]) -> Schedule:
-        """A snapshot of the cluster with the choice made.
-
-        Raises
-        ------
-        InputError
-            A GPU that is not free or given twice, another number of them, a policy broken.
-        """
+        """A snapshot of the cluster with the choice made."""
         if faults := self.faults(answer):
             raise InputError(faults[0])
         sequences: list[list[int]] = [[] for _ in range(self.cluster.n_gpus)]
@@ -282,13 +276,7 @@ class GpuPlacement(Problem):
         return [*found, f"the choice breaks its policy: {broken}"] if broken else found
 
     def choice(self, schedule: Schedule) -> DispatchChoice:
-        """The answer of a schedule, to be read and explained.
-
-        Raises
-        ------
-        InputError
-            A schedule of another problem.
-        """
+        """The answer of a schedule, to be read and explained."""
         chosen = self.chosen(schedule)
         if len(chosen) != self.k:
             raise InputError(f"the schedule gives the request {len(chosen)} GPUs, not {self.k}")

@@ -223,8 +223,6 @@ class CountSearch:
         places["host"], places["gap"] = order, added
         bounds = policy.bounds(cluster)
         places["least"], places["most"] = bounds.least[order], bounds.most[order]
-        if policy.slice_size is not None and policy.slice_level is not None:
-            places["slice"] = domain_numbers(cluster, cluster.level(policy.slice_level))[order]
         domain = cluster.network_levels.domain[:, order]
         places["level"][1:] = (domain[:, 1:] != domain[:, :-1]).sum(axis=0)
         return places
@@ -236,7 +234,7 @@ class CountSearch:
         most_hosts = ANY if policy.max_hosts is None else policy.max_hosts
         return (
             policy.most_difference, policy.min_hosts, most_hosts, int(policy.same_type),
-            policy.slice_size or 0, int(ties), top, cluster.n_hosts + 1,
+            int(ties), top, cluster.n_hosts + 1,
         )  # fmt: skip
 
 

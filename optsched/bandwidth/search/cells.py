@@ -68,7 +68,6 @@ def fewest(q, p, free, forced, x, y, counts):  # type: ignore[no-untyped-def]
 def large_counts(q, inside, v, rate, least, most):  # type: ignore[no-untyped-def]
     """Fill in by host the largest count with v within and `rate`; the fewest hosts with k, or 0."""
     number, left, m = np.zeros(len(q.rates), np.int64), q.k, 0
-    sums = np.zeros(q.slice_domain.max() + 1, np.int64)
     for h in range(len(inside)):
         c = q.free[h] if inside[h] else 0
         while c > 0 and (c < least or q.rows[h, c] < v or q.rates[c] < rate):
@@ -76,7 +75,6 @@ def large_counts(q, inside, v, rate, least, most):  # type: ignore[no-untyped-de
         most[h] = c
         if q.least[h] > c:
             return 0
-        sums[q.slice_domain[h]] += c
         if q.least[h] > 0:
             left, m = left - c, m + 1
         else:
@@ -84,9 +82,8 @@ def large_counts(q, inside, v, rate, least, most):  # type: ignore[no-untyped-de
     for c in range(len(number) - 1, 0, -1):
         some = min(number[c], max(0, (left + c - 1) // c))
         m, left = m + some, left - c * some
-    whole = (sums // q.slice_size * q.slice_size).sum() >= q.k
     m = max(m, min(q.min_hosts, (most > 0).sum()))
-    return m if left <= 0 and whole and q.min_hosts <= m <= q.max_hosts and m * least <= q.k else 0
+    return m if left <= 0 and q.min_hosts <= m <= q.max_hosts and m * least <= q.k else 0
 
 
 @helper()
@@ -143,36 +140,20 @@ def take(q, p, free, forced, x, y, fit, counts):  # type: ignore[no-untyped-def]
     What is too much is given back where `p` stays best, at least x and y. `forced`: hosts to use.
     `fit`: exchange whole hosts for used hosts, and hosts for hosts with fewer free GPUs.
     """
-    if q.slice_size == 1:
-        found = fill(q, p, free, forced, q.k, x, y, fit, counts)
-        if not found and fewest(q, p, free, forced, x, y, counts) == 0:  # counts have gaps
-            return False
-    else:
-        sums, left, some = np.zeros(q.slice_domain.max() + 1, np.int64), q.k, np.zeros_like(counts)
-        for h in range(len(free)):  # domains with forced hosts first, then the largest
-            sums[q.slice_domain[h]] += free[h] + forced[h] * len(free) * len(q.rates)
-        counts[:] = 0
-        for d in np.argsort(-sums):
-            inside = q.slice_domain == d
-            need = min(left, (free * inside).sum()) // q.slice_size * q.slice_size
-            if need > 0:
-                if not fill(q, p, free * inside, forced & inside, need, x, y, fit, some):
-                    return False
-                counts += some
-                left -= need
-        if left > 0:
-            return False
+    found = fill(q, p, free, forced, x, y, fit, counts)
+    if not found and fewest(q, p, free, forced, x, y, counts) == 0:  # counts have gaps
+        return False
     hosts = (counts > 0).sum()
     return q.min_hosts <= hosts <= q.max_hosts and (counts >= q.least).all()
 
 
 @helper()
-def fill(q, p, free, forced, need, x, y, fit, counts):  # type: ignore[no-untyped-def]
-    """`take` for so many GPUs, without rules on slices."""
+def fill(q, p, free, forced, x, y, fit, counts):  # type: ignore[no-untyped-def]
+    """`take` without regard for gaps of counts and for numbers of hosts."""
     counts[:] = free * forced
-    total, hosts = counts.sum(), (counts > 0).sum()
+    need, total, hosts = q.k, counts.sum(), (counts > 0).sum()
     for h in np.argsort(q.rank - 4 * len(q.rates) * free, kind="mergesort"):
-        few = total < need or (hosts < q.min_hosts and q.slice_size == 1)
+        few = total < need or hosts < q.min_hosts
         if few and counts[h] == 0 and free[h] > 0:
             counts[h], total, hosts = free[h], total + free[h], hosts + 1
     if fit:

@@ -19,16 +19,15 @@ from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
 from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 
 REQUEST: Final = record(
-    "k n_jobs nodes leaves balance min_hosts max_hosts same_type slice ties top used_host"
+    "k n_jobs nodes leaves balance min_hosts max_hosts same_type ties top used_host"
 )
-"""A request. `balance`: most difference of counts on used hosts. `slice`: counts within a slice
-domain are multiples of this, 0 without slices. `ties`: 0 if any best choice will do. `leaves`: most
-count vectors to evaluate in a pass. `nodes`: most levels to enter in both passes. `top`: highest
-lowest common level allowed, -1: one host. `used_host`: what a used host adds to the spread; one
-that was whole adds 1 more."""
+"""A request. `balance`: most difference of counts on used hosts. `ties`: 0 if any best choice will
+do. `leaves`: most count vectors to evaluate in a pass. `nodes`: most levels to enter in both
+passes. `top`: highest lowest common level allowed, -1: one host. `used_host`: what a used host adds
+to the spread; one that was whole adds 1 more."""
 
-PLACE: Final = record("host least most slice gap level whole")
-"""A host in the order of domains: bounds on its count, its slice domain; what the domains that it
+PLACE: Final = record("host least most gap level whole")
+"""A host in the order of domains: bounds on its count; what the domains that it
 does not share with the host before it add to the spread, the lowest level that both share, and
 whether it was whole before rails left some of its GPUs."""
 
@@ -218,19 +217,6 @@ def _lower_ids(t, places, picked, best):  # type: ignore[no-untyped-def]
     return lower
 
 
-@helper(INT, _REQUEST, _PLACES, _NODES, counted=False)
-def _in_slices(request, places, nodes):  # type: ignore[no-untyped-def]
-    """Return whether the counts of every slice domain are whole slices."""
-    for u in range(len(places)):
-        total = 0
-        for w in range(len(places)):
-            if places[w].slice == places[u].slice:
-                total += nodes[w + 1].count
-        if total % request[0].slice != 0:
-            return 0
-    return 1
-
-
 @helper(INT, TABLES, _REQUEST, READ, _NODES, _TENANTS, counted=False, inline=True)
 def _begin(t, request, jobs, nodes, tenants):  # type: ignore[no-untyped-def]
     """Fill level 0: nothing is chosen."""
@@ -399,8 +385,6 @@ def choose(t, request, places, masks, jobs, nodes, tenants, answer, chosen):  # 
             if visited > r.leaves:
                 break
             if node.hosts < r.min_hosts:
-                continue
-            if r.slice > 0 and _in_slices(request, places, nodes) == 0:
                 continue
             leaf = _worth(t, request, jobs, nodes, tenants, n)
             if turn == 0:

@@ -23,7 +23,7 @@ from optsched.bandwidth.search.by_counts import (
 )
 from optsched.bandwidth.search.gang import choose_gang
 from optsched.bandwidth.search.large import LargeSearch
-from optsched.bandwidth.search.order import Order
+from optsched.bandwidth.search.order import order_of
 from optsched.bandwidth.search.what_if import WhatIf, regret, victims
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.feasibility import impossible
@@ -135,24 +135,10 @@ class Dispatcher:
     ) -> list[Answer]:
         """The n best choices that differ in the numbers of GPUs on hosts, the best first.
 
-        As good as `answer`: exact where that is. Behind a choice the counts
-        that are left are searched in parts: fewer GPUs on its first host, else as many there and
-        fewer on the second, and so on (Lawler 1972); without tables all are compared where they are
-        few.
-
-        Parameters
-        ----------
-        state, k
-            As in `choose`.
-        n
-            How many, 1 to 1,000; there may be fewer.
-        deadline
-            Seconds for all of it.
-
-        Raises
-        ------
-        InputError, Infeasible
-            As `choose`.
+        As good as `answer`: exact where that is. Behind a choice the counts that are left are
+        searched in parts: fewer GPUs on its first host, else as many there and fewer on the second,
+        and so on (Lawler 1972); without tables all are compared where they are few. `n` is 1 to
+        1,000; there may be fewer.
         """
         k, until = self._checked(state, k, deadline)
         integer("n", n, 1, 1000)
@@ -160,7 +146,7 @@ class Dispatcher:
         if self._tables is None and not self.cluster.rails:
             return self._best_of_large(state, k, n, until)
         one, level = self._first(state, k, _part(until, 2), every)
-        heap = [(level, -one.value, Order(state, one.gpus), one, every)]
+        heap = [(level, -one.value, order_of(state, one.gpus), one.gpus, one, every)]
         found: dict[bytes, tuple[int, Answer]] = {}
         while heap and len(found) < n and (until is None or time.monotonic() < until or not found):
             level, *_, one, bounds = heappop(heap)
@@ -177,8 +163,8 @@ class Dispatcher:
                 child = Bounds(least.copy(), most)
                 if (other := self._find(state, k, part, child)) is not None:
                     one, level = other
-                    order = Order(state, one.gpus)
-                    heappush(heap, (level, -one.value, order, one, child))
+                    order = order_of(state, one.gpus)
+                    heappush(heap, (level, -one.value, order, one.gpus, one, child))
                 least[h] = counts[h]
         ranked = sorted(found.values(), key=lambda one: (one[0], -one[1].value))
         return [self._with_assumptions(one) for _, one in ranked]
@@ -191,13 +177,7 @@ class Dispatcher:
         return choose_gang(self, state, requests, deadline)
 
     def explain(self, state: ClusterState, k: int, deadline: float | None = None) -> str:
-        """Why a request gets its GPUs, one fact a line: limits, levels, the rule that decided.
-
-        Parameters
-        ----------
-        state, k, deadline
-            As in `choose`.
-        """
+        """Why a request gets its GPUs, one fact a line: limits, levels, the rule that decided."""
         from optsched.bandwidth.placement.explain import explained
         from optsched.bandwidth.placement.problem import DispatchChoice, GpuPlacement
 
@@ -225,21 +205,7 @@ class Dispatcher:
         that are in use if the request takes what it can of the host. So of hosts with equal
         bandwidth those in use come first, and whole hosts are kept for requests that fill them.
         Hosts that no allowed choice uses are left out. Exact where `answer` is and there is time,
-        else by choices that were found; 0 if none was.
-
-        Parameters
-        ----------
-        state, k
-            As in `choose`.
-        deadline
-            Seconds for all of it.
-        packing
-            Weight of the packing, 0 to 1.
-
-        Raises
-        ------
-        InputError, Infeasible
-            As `choose`: if no host is left, with the reason.
+        else by choices that were found; 0 if none was. `packing` is 0 to 1.
         """
         k, until = self._checked(state, k, deadline)
         weight = number("packing", packing, most=1.0, what="a share")
@@ -329,11 +295,6 @@ class Dispatcher:
             By number, or in words such as ``"n01:0-3 n02"``.
         deadline
             Seconds to look for a better choice.
-
-        Raises
-        ------
-        InputError
-            None at all, or one that is not free.
         """
         self._check(state)
         if not (chosen := state.free_ids(gpus)):

@@ -139,7 +139,7 @@ class LargeSearch:
     ) -> RequestSearch | None:
         """The finished search; None if no choice can exist."""
         state = policy.usable(state)
-        if k > len(state.free) or k % (policy.slice_size or 1):
+        if k > len(state.free):
             return None
         limits = policy.bounds(state.cluster, bounds)
         judge = request_of(self._tables, state, k, demands, policy, limits, whole)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,20 +23,6 @@ def order_of(state: ClusterState, gpus: Iterable[int]) -> tuple[int, ...]:
     domains = cluster.network_levels.domain[:-1][::-1]
     whole = state.room[used] == cluster.sizes[used]
     return (*(len(np.unique(of[used])) for of in domains), len(used), int(whole.sum()))
-
-
-class Order:
-    """`order_of`, computed when it is compared; then ids."""
-
-    def __init__(self, state: ClusterState, gpus: tuple[int, ...]) -> None:
-        self._state, self._gpus = state, gpus
-
-    @cached_property
-    def _key(self) -> tuple[int, ...]:
-        return *order_of(self._state, self._gpus), *self._gpus
-
-    def __lt__(self, other: Order) -> bool:
-        return self._key < other._key
 
 
 def rules_of(cluster: Cluster) -> tuple[str, ...]:

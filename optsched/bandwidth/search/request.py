@@ -47,8 +47,6 @@ class Request(NamedTuple):
     k: int
     min_hosts: int
     max_hosts: int
-    slice_size: int  # every slice domain gives a multiple; 1: no such rule
-    slice_domain: IntArray
     free: IntArray  # by host: most GPUs of a choice, and fewest
     least: IntArray
     rank: IntArray  # by host: free GPUs, and the width of `rows` more if it is whole
@@ -72,7 +70,7 @@ class Request(NamedTuple):
 
 REQUEST: Final[Any] = types.NamedTuple(
     [
-        INT, INT, INT, INT, INTS, INTS, INTS, INTS, INTS, TABLE, TABLE, TABLE, FLOATS, INTS, FLOATS,
+        INT, INT, INT, INTS, INTS, INTS, INTS, TABLE, TABLE, TABLE, FLOATS, INTS, FLOATS,
         INTS, INTS, TABLE, INTS, INTS, INTS, INTS, INTS, INTS,
     ], Request,
 )  # fmt: skip
@@ -164,12 +162,8 @@ def request_of(
     jobs = np.flatnonzero(interferes(state) & (demand > 0))
     held = state.held[jobs]
     hosts = np.flatnonzero((state.room > 0) | held.any(axis=0))
-    rows, size, of = tables.rows(state, hosts), policy.slice_size or 1, levels.domain[-1]
+    rows = tables.rows(state, hosts)
     rows[number > np.minimum(bounds.most[hosts], k)[:, None]] = -1
-    if policy.slice_level in levels.names:
-        of = levels.domain[levels.names.index(policy.slice_level)]
-    elif policy.slice_level is not None:
-        rows[:, number % size > 0], size = -1, 1
     joint = tables.joint.copy()
     joint[:, :2] = NO_LIMIT
     job, host = map(np.ascontiguousarray, np.nonzero(held[:, hosts]))
@@ -187,7 +181,7 @@ def request_of(
     free = state.room[hosts]
     full = (state.room == state.cluster.sizes if whole is None else whole)[hosts]
     return Judge(tables, state, demands, hosts, Request(
-        k, policy.min_hosts, min(k, policy.max_hosts or ANY), size, of[hosts],
+        k, policy.min_hosts, min(k, policy.max_hosts or ANY),
         np.where(rows >= 0, number, 0).max(axis=1, initial=0), bounds.least[hosts],
         free + width * full, tables.kinds[hosts], rows,
         np.ascontiguousarray(domain), joint, tables.rates, levels.factor.copy(),

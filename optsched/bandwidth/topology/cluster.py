@@ -313,13 +313,7 @@ class Cluster:
         return self.types[self.type_of[host]]
 
     def level(self, name: str) -> int:
-        """Position of a level; ``host`` is the one below all others.
-
-        Raises
-        ------
-        InputError
-            There is no such level.
-        """
+        """Position of a level; ``host`` is the one below all others."""
         known = (*self.levels, "host")
         if name not in known:
             raise InputError(f"level: expected one of {', '.join(known)}, got {name!r:.60}")
@@ -405,13 +399,7 @@ class Cluster:
     # names of GPUs
 
     def host_index(self, name: str, place: str = "host") -> int:
-        """Position of a host.
-
-        Raises
-        ------
-        InputError
-            There is none of that name.
-        """
+        """Position of a host."""
         found = self._by_name.get(name)
         if found is None and name in self._machines:
             host = self.hosts[self._machines[name][0]].name
@@ -463,11 +451,6 @@ class Cluster:
             GPUs. Names may hold brackets: ``n[01-04]:0-3``.
         place
             Field for messages.
-
-        Raises
-        ------
-        InputError
-            No such host, a local id that it has not, or a GPU twice.
         """
         found: list[int] = []
         if not isinstance(text, str):
@@ -485,13 +468,7 @@ class Cluster:
         return self.gpus(found, place)
 
     def gpus(self, given: Iterable[int], place: str = "gpus") -> tuple[int, ...]:
-        """Global numbers, ascending and distinct.
-
-        Raises
-        ------
-        InputError
-            A number out of range, or one twice.
-        """
+        """Global numbers, ascending and distinct."""
         try:
             found = sorted(integer(place, i, 0, self.n_gpus - 1) for i in given)
         except TypeError:
@@ -548,11 +525,6 @@ class Cluster:
             ``kubectl get nodes`` with the labels that are levels, widest first.
         nics, nic_rate
             As in `optsched.formats.nvidia_topo.from_text`.
-
-        Raises
-        ------
-        InputError
-            With ``file:line`` and the rule.
         """
         from optsched.formats.topology import cluster_from_files
 

@@ -30,23 +30,8 @@ def impossible(state: ClusterState, policy: Policy, k: int) -> str:
     for h in included:
         if h not in free:
             return f"include: host {cluster.hosts[h].name!r} has no free GPU"
-    if len(included) > k:
-        return f"include: {len(included)} hosts for {k} GPUs"
     if policy.min_hosts > min(k, len(free)):
         return f"min_hosts: {policy.min_hosts} hosts for {k} GPUs, and {len(free)} have a free one"
-    if policy.required == "host" and policy.min_hosts > 1:
-        return (
-            f"required, min_hosts: one host and at least {policy.min_hosts} contradict each other"
-        )
-    if policy.slice_size is not None and k % policy.slice_size:
-        return f"slice_size: {k} GPUs are no whole slices of {policy.slice_size}"
-    if policy.slice_size is not None and policy.slice_level == "host":
-        slices = k // policy.slice_size
-        if slices < policy.min_hosts:
-            return (
-                f"slice_size, min_hosts: {k} GPUs are {slices} slices, each on one host, and "
-                f"{policy.min_hosts} hosts are to be used"
-            )
     if policy.balance == "exact":
         numbers = [
             m for m in range(policy.min_hosts, min(k, policy.max_hosts or k) + 1)

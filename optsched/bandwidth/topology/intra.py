@@ -70,14 +70,7 @@ class IntraTable:
 
     @classmethod
     def from_rates(cls, gpus: int, given: Mapping[str, float], place: str = "intra") -> IntraTable:
-        """Make a table from ``{"0,1": GB/s, ...}``, or by number of GPUs ``{"2": GB/s, ...}``.
-
-        Raises
-        ------
-        InputError
-            Subsets or numbers of two or more GPUs are missing, unknown, or given twice; a wrong
-            value.
-        """
+        """Make a table from ``{"0,1": GB/s, ...}``, or by number of GPUs ``{"2": GB/s, ...}``."""
         by_subset = any("," in key for key in given)
         if by_subset and gpus > MOST_BY_SUBSET:
             raise InputError(f"{place}: subsets are listed for at most {MOST_BY_SUBSET} GPUs")

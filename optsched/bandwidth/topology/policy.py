@@ -1,4 +1,4 @@
-"""Rules for a choice apart from its bandwidth: domains, balance, slices, hosts."""
+"""Rules for a choice apart from its bandwidth: domains, balance, hosts."""
 
 from __future__ import annotations
 
@@ -49,8 +49,6 @@ class Policy:
         A level of the cluster (or ``"host"``): all GPUs in one of its domains.
     preferred
         A level (or ``"host"``): all GPUs in one of its domains if there is such a choice.
-    slice_size, slice_level
-        The choice splits into groups of this size, each within one domain of the level.
     balance
         ``"even"``: counts of the hosts used differ by one at most; ``"exact"``: not at all.
     min_hosts, max_hosts
@@ -75,8 +73,6 @@ class Policy:
 
     required: str | None = None
     preferred: str | None = None
-    slice_size: int | None = None
-    slice_level: str | None = None
     balance: Literal["free", "even", "exact"] = "free"
     min_hosts: int = 1
     max_hosts: int | None = None
@@ -88,7 +84,7 @@ class Policy:
     max_per_host: int | None = None
 
     def __post_init__(self) -> None:
-        for key in ("required", "preferred", "slice_level", "apart_level"):
+        for key in ("required", "preferred", "apart_level"):
             name = getattr(self, key)
             if name is not None and not isinstance(name, str):
                 raise InputError(f"{key}: expected the name of a level, got {name!r:.60}")
@@ -100,10 +96,6 @@ class Policy:
             raise InputError(
                 f"balance: expected one of {', '.join(BALANCES)}, got {self.balance!r:.60}"
             )
-        if (self.slice_size is None) != (self.slice_level is None):
-            raise InputError("slice_size, slice_level: expected both or neither")
-        if self.slice_size is not None:
-            integer("slice_size", self.slice_size, 1, ANY)
         integer("min_hosts", self.min_hosts, 1, ANY)
         if self.max_hosts is not None:
             integer("max_hosts", self.max_hosts, 1, ANY)
@@ -134,7 +126,7 @@ class Policy:
 
     def check(self, cluster: Cluster) -> None:
         """Raise an `InputError` for a level, host or part of a host that the cluster has not."""
-        for key in ("required", "preferred", "slice_level", "apart_level"):
+        for key in ("required", "preferred", "apart_level"):
             name = getattr(self, key)
             if name is not None:
                 try:
@@ -236,17 +228,6 @@ class Policy:
         for name in self.include or ():
             if name not in names:
                 return f"include: host {name!r} is not used"
-        if self.slice_size is not None and self.slice_level is not None:
-            sums: dict[str, int] = {}
-            for h, count in counts.items():
-                domain = _domain(cluster, cluster.level(self.slice_level), h)
-                sums[domain] = sums.get(domain, 0) + count
-            for domain, total in sums.items():
-                if total % self.slice_size:
-                    return (
-                        f"slice_size: {total} GPUs in {self.slice_level} {domain!r} are no whole "
-                        f"slices of {self.slice_size}"
-                    )
         return ""
 
 

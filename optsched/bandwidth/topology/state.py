@@ -210,13 +210,7 @@ class ClusterState:
         return tuple(job.name for job in self.jobs if not found.isdisjoint(job.gpus))
 
     def take(self, gpus: Iterable[int] | str, name: str, demand: int | None = None) -> ClusterState:
-        """Start a job on free GPUs.
-
-        Raises
-        ------
-        InputError
-            A GPU is not free, the name is taken, or no network joins the GPUs.
-        """
+        """Start a job on free GPUs."""
         taken = self._joined(self.free_ids(gpus))
         if any(job.name == name for job in self.jobs):
             raise InputError(f"jobs: there is a job {name!r:.60} already")
@@ -233,13 +227,7 @@ class ClusterState:
         return self._changed(j, 1, freed=self.jobs[j].gpus)
 
     def resize(self, name: str, gpus: Iterable[int] | str) -> ClusterState:
-        """Let a job keep some of its GPUs, or its GPUs and free GPUs; its demand stays.
-
-        Raises
-        ------
-        InputError
-            Other GPUs, none at all, or one that is not free.
-        """
+        """Let a job keep some of its GPUs, or its GPUs and free GPUs; its demand stays."""
         after, held = set(self._ids(gpus)), set(self.job(name).gpus)
         if not after or not (after <= held or after >= held):
             raise InputError(
@@ -249,13 +237,7 @@ class ClusterState:
         return self._holding(name, after)
 
     def move(self, name: str, gpus: Iterable[int] | str) -> ClusterState:
-        """Move a job to as many GPUs, each free or held by it before.
-
-        Raises
-        ------
-        InputError
-            A different number of GPUs, or one that is neither.
-        """
+        """Move a job to as many GPUs, each free or held by it before."""
         after, job = set(self._ids(gpus)), self.job(name)
         if len(after) != len(job.gpus):
             raise InputError(
@@ -422,11 +404,6 @@ class ClusterState:
             text or parsed; without it the GPUs in use on a node are one job ``slurm:NODE``.
         files
             Names of the two for messages.
-
-        Raises
-        ------
-        InputError
-            With file, node or job, field and value.
         """
         from optsched.bandwidth.topology.slurm_state import from_slurm
 

@@ -20,12 +20,12 @@ from optsched.bandwidth.search.by_counts import trays_first
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.links import published_weight, weight
 from optsched.bandwidth.topology.policy import Policy
-from optsched.bandwidth.topology.proximity import proximity
 from optsched.errors import InputError
 from optsched.io.values import integer
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers.gpus.even_spreads import candidates, fewest
+from optsched_solvers.gpus.proximity import proximity
 from optsched_solvers.gpus.topo import nearest_links
 
 if TYPE_CHECKING:

@@ -22,10 +22,10 @@ from optsched.bandwidth.search.by_counts import (
     best_by_counts,
     leaves_in_python,
 )
-from optsched.bandwidth.topology.proximity import proximity
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, load_behind, loaded
+from optsched_solvers.gpus.proximity import proximity
 from optsched_solvers.gpus.vectors import CountVectors
 
 if TYPE_CHECKING:

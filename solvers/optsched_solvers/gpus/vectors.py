@@ -105,9 +105,6 @@ class CountVectors:
         for name in policy.include or ():
             h = cluster.host_index(name)
             wrong += ~used[:, self.hosts.index(h)] if h in self.hosts else 1
-        if policy.slice_size is not None and policy.slice_level is not None:
-            sums = _by_group(vectors, self.domains(cluster.level(policy.slice_level)))
-            wrong += (sums % policy.slice_size).sum(axis=1)
         if (level := policy.level(cluster)) is not None:
             wrong += _outside(vectors, self.domains(level))
         return np.asarray(wrong, np.int64)

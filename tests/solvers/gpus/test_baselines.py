@@ -11,9 +11,9 @@ from subset_cases import problem_of, solved
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType, Policy
 from optsched.bandwidth.topology.links import published_weight, weight
-from optsched.bandwidth.topology.proximity import proximity
 from optsched.errors import InputError, UnsupportedProblem
 from optsched_solvers.gpus.bandpilot import Proximity, RandomSubset, Topo
+from optsched_solvers.gpus.proximity import proximity
 from optsched_solvers.gpus.topo import nearest_links
 
 ALL = (Proximity(), Topo(), RandomSubset())
@@ -116,7 +116,7 @@ def test_policies(solver):  # type: ignore[no-untyped-def]
         assert min(solved(problem, solver)[1]) >= 4
     too_many = optsched.GpuPlacement(state, model, 7, policy=Policy(exclude=("n0",)))
     assert optsched.solve(too_many, solver).status == "infeasible"
-    for rule in ({"required": "rack"}, {"slice_size": 2, "slice_level": "rack"}):
+    for rule in ({"required": "rack"}, {"balance": "even"}):
         problem = optsched.GpuPlacement(state, model, 2, policy=Policy(**rule))
         with pytest.raises(UnsupportedProblem, match=next(iter(rule))):
             optsched.solve(problem, solver)
