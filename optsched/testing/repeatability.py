@@ -30,7 +30,7 @@ REPEATED = 0.3
 """Seconds of a run after which the reproducibility check raises the iterations no further."""
 
 SHARED = "in two threads at once (the solver object must not hold the state of a search)"
-"""Said of runs that disturb each other."""
+"""When results differ: message for runs that disturb each other."""
 
 NOT_SENT = 77
 """Exit code of a fresh process that cannot unpickle the solver."""
