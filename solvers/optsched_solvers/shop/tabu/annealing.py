@@ -16,8 +16,8 @@ from numba import types
 from optsched.kernels.compile import INT, READ, entry, helper
 from optsched.model.objectives import job_ends, last_operations, per_job
 from optsched_solvers.shop.rules import order_of
-from optsched_solvers.shop.tabu.neighbourhoods import random_below, right_is_safe
-from optsched_solvers.shop.tabu.state import STATE, machine_head, move
+from optsched_solvers.shop.tabu.neighbourhoods import left_is_safe, random_below
+from optsched_solvers.shop.tabu.state import STATE, arc_head, machine_head, shift
 from optsched_solvers.shop.tabu.walk import Walk
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
 
-HOTTEST: Final = 0.5
+HOTTEST: Final = 6.0
 """First temperature of a round, as a share of the mean weight times the mean duration."""
 
-COLDEST: Final = 0.02
+COLDEST: Final = 0.004
 """Last temperature, as a share of the first one."""
 
-FIRST_ROUND: Final = 50_000
-"""Moves of the first round; every further one is twice as long, up to 2^6 times."""
+FIRST_ROUND: Final = 200_000
+"""Moves of the first round; every further one is twice as long, up to 2^5 times."""
 
 SLICE: Final = 500_000
 """Operations evaluated between two checks of the limits."""
@@ -51,7 +51,7 @@ def improve(graph: Schedule, start: Csr, limits: Limits, monitor: Monitor) -> No
     walk.begin(start)
     number = 0
     while not monitor.should_stop() and left != 0:
-        most = FIRST_ROUND << min(number, 6)
+        most = FIRST_ROUND << min(number, 5)
         made = 0
         while made < most and not monitor.should_stop() and left != 0:
             temperature = HOTTEST * scale * COLDEST ** (made / most)
@@ -167,25 +167,38 @@ def exchange_fits(s, u, v):  # type: ignore[no-untyped-def]
     return True
 
 
+@helper(counted=False, inline=True)
+def exchange(s, u, v):  # type: ignore[no-untyped-def]
+    """Put u right behind its machine neighbor v; ends and levels follow, tails do not."""
+    s.time[v].level = s.time[u].level
+    s.time[u].level += s.op[v].acquire - s.op[v].free
+    shift(True, s, u, v, 1)
+    # invariant: ends at earlier places of the topological order are exact
+    for k in range(np.int64(s.link[v].place), len(s.order)):
+        i = s.order[k]
+        s.time[i].end = s.time[i].duration + max(arc_head(True, s, i), machine_head(True, s, i))
+
+
 @entry(INT, STATE, READ, READ, READ, INT, types.float64, counted=False)
 def anneal(s, ends, first, weight, moves, temperature):  # type: ignore[no-untyped-def]
     """Try so many exchanges at a temperature; returns how many were kept."""
     c = s.control[0]
     kept = 0
-    # invariant: links, order, heads, tails and levels are exact for the present schedule, whose
-    # value is c.value; c.best and best_order belong to the best schedule so far
+    # invariant: links, order, ends and levels are exact for the present schedule, whose value is
+    # c.value; c.best and best_order belong to the best schedule so far
     for _ in range(moves):
         c.moves += 1
         pick_exchange(s, latest_of(s, ends, first, random_below(c, len(weight))))
         if c.step == 0:
             continue
         u, v = c.u, c.v
-        if not right_is_safe(True, s, u, v) or not exchange_fits(s, u, v):
+        # the arc is tight: no other path leads from u to v where lags are >= 0 and blocks > 0
+        if not left_is_safe(True, s, u, v) or not exchange_fits(s, u, v):
             continue
         # a worse schedule is kept if it is worse by at most -temperature ln(x), x uniform
         most = c.value - temperature * math.log((random_below(c, 1 << 30) + 1) / (1 << 30))
         for _attempt in range(2):
-            move(True, s, u, v, 1)
+            exchange(s, u, v)
             value = total_of(s, ends, first, weight)
             if value <= most:
                 break
