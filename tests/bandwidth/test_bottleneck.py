@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +20,7 @@ from optsched.bandwidth.models.measured import MeasuredBandwidth
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.bandwidth.models.patterns import automaton
 from optsched.bandwidth.models.prior import LINE, line_rate, near_line_rate
-from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
+from optsched.bandwidth.topology.cluster import Cluster, HostType
 from optsched.bandwidth.topology.intra import IntraTable
 from optsched.bandwidth.topology.links import link_rate
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
@@ -100,20 +99,6 @@ def test_measured_patterns_keep_their_value(n: int) -> None:
             assert a < b
 
 
-def test_order_and_grouping_of_samples_make_no_difference() -> None:
-    """`fit` of a shuffled table, and of two halves one after the other, give the same bits."""
-    table = runs(TRUE, training_samples(CLUSTER, 40, 2))
-    rows = list(table)
-    random.Random(3).shuffle(rows)
-    shuffled = MeasurementTable(tuple(rows), table.op, table.payload)
-    model = BottleneckBandwidth(CLUSTER).fit(table)
-    assert words(model) == words(BottleneckBandwidth(CLUSTER).fit(shuffled))
-    halves = BottleneckBandwidth(CLUSTER).update(
-        MeasurementTable(table.rows[:15], table.op, table.payload)
-    )
-    assert words(halves.update(table.rows[15:])) == words(model)
-
-
 def test_update_with_nothing_is_the_identity_and_payloads_do_not_mix() -> None:
     """Models are values."""
     model = BottleneckBandwidth(CLUSTER).fit(runs(TRUE, training_samples(CLUSTER, 9, 2)))
@@ -123,14 +108,6 @@ def test_update_with_nothing_is_the_identity_and_payloads_do_not_mix() -> None:
     assert words(model) == before
     with pytest.raises(MixedMeasurements):
         model.update(MeasurementTable(model.table.rows, "all_gather", 2 << 30))
-
-
-def test_repeated_runs_count_by_their_median() -> None:
-    """One wild run of three does no harm."""
-    values = (100, 900, 110)
-    table = MeasurementTable(tuple(Measurement((3, 2), v * KILOBYTES) for v in values))
-    model = BottleneckBandwidth(CLUSTER).fit(table)
-    assert model.network(np.array([[3, 2]]))[0] == 110 * KILOBYTES
 
 
 def test_a_run_that_a_host_held_back_is_a_lower_bound() -> None:
@@ -148,24 +125,6 @@ def test_a_run_that_a_host_held_back_is_a_lower_bound() -> None:
     below = Measurement((4, 4), row.value * 9 // 10, gpus)
     learnt = BottleneckBandwidth(MIXED).fit(MeasurementTable((below,)))
     assert learnt.network(np.array([[4, 4]]))[0] == below.value
-
-
-def test_a_run_beside_other_traffic_is_a_lower_bound() -> None:
-    """It lifts predictions below it, and its neighbours', and lowers nothing."""
-    free = BottleneckBandwidth(CLUSTER).fit(runs(TRUE, training_samples(CLUSTER, 20, 5)))
-    rows = np.array([[2, 1], [6, 2]])
-    unseen = [tuple(row) for row in rows.tolist() if tuple(row) not in free.observations.known]
-    assert unseen, "the samples hold both: choose another seed"
-    low, high = (
-        free.update([Measurement(p, value, censored=True) for p in unseen])
-        for value in (1, 200 * KILOBYTES)
-    )
-    assert words(low) == words(free)
-    assert (high.network(rows) >= free.network(rows)).all()
-    for pattern in unseen:
-        row = np.array([pattern])
-        assert high.network(row)[0] >= 200 * KILOBYTES
-        assert high.network(row, "low")[0] >= 200 * KILOBYTES
 
 
 def test_where_no_host_allows_more_nothing_is_left_to_measure() -> None:
@@ -193,22 +152,6 @@ def test_it_learns() -> None:
     assert r_squared(true, model.predict(unseen)) > r_squared(true, prior)
     assert 0.85 <= coverage(true, *model.interval(unseen)) <= 1
     assert r_squared(TRUE.predict(tested), model.predict(tested)) > 0.9
-
-
-def test_a_latency_bound_network_is_learnt_too() -> None:
-    """All patterns at 40 GB/s: nothing like the line rate, and yet predicted from ten."""
-
-    def flat(n: int) -> MeasurementTable:
-        patterns = {row.pattern for row in runs(TRUE, training_samples(CLUSTER, n, 4))}
-        return MeasurementTable(tuple(Measurement(p, 40 * KILOBYTES) for p in sorted(patterns)))
-
-    rows = automaton(4, 8).patterns
-    rows = rows[rows[:, 1] > 0]
-    model = BottleneckBandwidth(CLUSTER).fit(flat(40))
-    error = np.abs(model.network(rows) / (40 * KILOBYTES) - 1)
-    assert np.median(error) < 0.15
-    prior = np.abs(BottleneckBandwidth(CLUSTER).network(rows) / (40 * KILOBYTES) - 1)
-    assert np.median(error) < np.median(prior) / 3
 
 
 def test_the_process_is_the_textbook_formula() -> None:
@@ -295,23 +238,6 @@ def test_types_without_a_table_say_so_and_learn_from_runs_on_one_host() -> None:
     values = intra_estimate(cluster, 0, [pair])
     others = [m for m in range(256) if m.bit_count() > 1 and m != 3]
     assert (values[others] == 2 * best_rings(kind)[others]).all()
-
-
-def test_hosts_of_all_sizes() -> None:
-    """One GPU, two, and a rack of 72, with tables and without."""
-    kinds = (HostType("one", 1), HostType("two", 2), synthetic.host_type("nvl72"))
-    cluster = Cluster(tuple(Host(f"n{i}", kind.name) for i, kind in enumerate(kinds)), kinds)
-    rng = np.random.default_rng(0)
-    chosen = rng.random((30, cluster.n_gpus)) < rng.uniform(0, 1, (30, 1))
-    model = BottleneckBandwidth(cluster)
-    value = model.predict(chosen)
-    assert (value[chosen.sum(axis=1) > 1] > 0).all()
-    learnt = model.fit(MeasurementTable((Measurement((40, 2, 1), 30 * KILOBYTES),)))
-    low, high = learnt.interval(chosen)
-    assert (low <= learnt.predict(chosen)).all()
-    assert (learnt.predict(chosen) <= high).all()
-    lonely = BottleneckBandwidth(Cluster.uniform(kinds[0], 1))
-    assert lonely.of([0]) == 0
 
 
 def test_hosts_without_network_cards_reach_nothing_across() -> None:

@@ -15,12 +15,11 @@ from optsched.bandwidth import synthetic
 from optsched.bandwidth.models import model_document
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
-from optsched.bandwidth.topology.cluster import Cluster, HostType
 from optsched.errors import InputError
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from optsched.bandwidth.topology.cluster import Cluster
 
 CLUSTER = synthetic.cluster(["nvswitch", "pcie"], 3)
 
@@ -61,27 +60,6 @@ def test_what_is_read_predicts_the_same_bits(seed: int, n: int) -> None:
         assert two is not None
         assert one.sha256 == two.sha256
     assert model_document.to_json(read) == text
-
-
-def test_files(tmp_path: Path) -> None:
-    """Through the methods of the model; a cluster may be given if it is the same."""
-    model = BottleneckBandwidth(CLUSTER).fit(table())
-    path = tmp_path / "model.json"
-    model.write(path)
-    read = BottleneckBandwidth.read(path, CLUSTER)
-    assert read.cluster is CLUSTER
-    assert BottleneckBandwidth.read(path).cluster == CLUSTER
-    other = synthetic.cluster("nvswitch", 2)
-    with pytest.raises(InputError, match="cluster: is <Cluster"):
-        BottleneckBandwidth.read(path, other)
-
-
-def test_a_model_without_measurements() -> None:
-    """The prior is a document too."""
-    model = BottleneckBandwidth(Cluster.uniform(HostType("h", 4), 2))
-    read = back(tree(model))
-    assert len(read.table) == 0
-    assert read.of([0, 1, 4]) == model.of([0, 1, 4])
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from itertools import combinations
 
 import pytest
@@ -66,17 +65,6 @@ def test_values_and_bounds_hold_by_the_definition(hosts: int, pods: bool, tenant
                 assert found.exact or tenants, (k, seed)
 
 
-def test_a_fitted_model_beyond_tables() -> None:
-    """The model judges what is good at the line rate; the bound is that of the hosts' links."""
-    cluster = synthetic.cluster("nvswitch", 20)
-    table = synthetic.network(synthetic.cluster("nvswitch", 4))
-    fast = Dispatcher(cluster, BottleneckBandwidth(cluster).fit(table))
-    state = state_of(cluster, 0.7, 0, tenants=False)
-    for k in (8, 16, 90):
-        found = fast.answer(state, k, 2.0)
-        assert found.value == fast.model.of(found.gpus) <= found.upper_bound
-
-
 def test_values_of_sets_are_those_of_the_model() -> None:
     """Of any set, by masks of small hosts and by counts of large ones; what kernels read of it."""
     for cluster in (synthetic.cluster("nvlink_pairs", 3), synthetic.cluster("nvl72", 2)):
@@ -93,22 +81,6 @@ def test_values_of_sets_are_those_of_the_model() -> None:
             some = [g - cluster.first[1] for g in state.free if cluster.host_of[g] == 1]
             small = cluster.sizes[1] <= 16
             assert state.masks[1] == (sum(1 << int(i) for i in some) if small else len(some))
-
-
-def test_a_deadline_is_kept() -> None:
-    """On a warm machine, with a margin for a busy one."""
-    cluster = synthetic.cluster("nvswitch", 12)
-    fast = Dispatcher(cluster, BottleneckBandwidth(cluster), traffic="heavy")
-    rng = random.Random(5)
-    ids = rng.sample(range(96), 96)
-    jobs = [Job(f"j{i}", tuple(ids[60 + 9 * i : 69 + 9 * i])) for i in range(4)]
-    state = ClusterState(cluster, tuple(ids[:60]), tuple(jobs))
-    fast.answer(state, 40, 0.01)
-    begin = time.process_time()
-    cut = fast.answer(state, 40, 0.02)
-    assert time.process_time() - begin < 0.2
-    full = fast.answer(state, 40)
-    assert cut.value <= full.value <= cut.upper_bound
 
 
 def test_policies_beyond_tables() -> None:
@@ -239,61 +211,6 @@ def test_verbs_against_all_subsets() -> None:
             lost = (before or 0) - (after or 0)
             assert what.victims.get(job.name, 0) == max(0, lost), seed
     assert done > 80
-
-
-def test_all_choices_on_few_hosts_of_pods() -> None:
-    """The best of them and the scores of hosts are those of all subsets, from one GPU on."""
-    types = [synthetic.cluster(name, 1).types[0] for name in ("nvswitch", "nvlink_pairs")]
-    hosts = (Host(f"n{i}", types[i // 2].name, (f"p{i // 2}",)) for i in range(3))
-    cluster = Cluster(tuple(hosts), tuple(types), ("pod",))
-    model = BottleneckBandwidth(cluster)
-    held = {"a": "n0:4-7 n2:2"}
-    state = ClusterState.parse(cluster, "n0:0-3 n1:0-2 n2:0,1,4", held, "n1:3-7 n2:3,5-7")
-    for policy in (Policy(), Policy(same_type=True), Policy(max_per_host=2)):
-        fast = Dispatcher(cluster, model, policy=policy)
-        for k in (1, 2, 4, 6):
-            best_of: dict[tuple[int, ...], int] = {}
-            host: dict[str, int] = {}
-            for gpus in combinations(state.free, k):
-                if policy.fault(state, gpus):
-                    continue
-                value = share(model, state, gpus, demands(model, state)).value
-                of = tuple(cluster.counts(gpus).tolist())
-                best_of[of] = max(value, best_of.get(of, 0))
-                for h in set(cluster.host_of[list(gpus)].tolist()):
-                    host[f"n{h}"] = max(value, host.get(f"n{h}", 0))
-            if not host:
-                continue
-            found, top = fast.best(state, k, 50), sorted(best_of.values(), reverse=True)
-            assert [one.value for one in found] == top and all(len(one.gpus) == k for one in found)
-            score = {name: 100 * v // top[0] if top[0] else 100 for name, v in host.items()}
-            assert fast.scores(state, k, packing=0) == score
-
-
-@pytest.mark.parametrize("pods", [False, True])
-def test_verbs_beyond_tables(pods: bool) -> None:
-    """By a deadline every host with a free GPU has a score, and choices come the best first."""
-    cluster = pods_of(20) if pods else synthetic.cluster("nvswitch", 20)
-    model = BottleneckBandwidth(cluster)
-    fast = Dispatcher(cluster, model, traffic="heavy")
-    for tenants in (False, True):
-        state = state_of(cluster, 0.6, 1, tenants)
-        fast.scores(state, 24)  # compiles
-        fast.best(state, 24, 2)
-        begin = time.process_time()
-        scores, found = fast.scores(state, 24, 0.2, 0), fast.best(state, 24, 4, 0.2)
-        assert time.process_time() - begin < 1
-        able = [host.name for host, n in zip(cluster.hosts, state.room, strict=True) if n]
-        assert [*scores] == able and max(scores.values()) == 100
-        if not tenants:
-            assert all(
-                scores[cluster.hosts[h].name] == 100 for h in cluster.host_of[list(found[0].gpus)]
-            )
-            assert sorted(scores.values())[len(able) // 2] > 20
-        values = [one.value for one in found]
-        assert values == sorted(values, reverse=True)
-        what = fast.what_if(state, found[0].gpus, 0.2)
-        assert what.share.value == values[0] and what.fault == ""
 
 
 @pytest.mark.parametrize("levels", [{}, {"pod": 4}])

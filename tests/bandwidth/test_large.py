@@ -18,7 +18,6 @@ from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.search import groups
 from optsched.bandwidth.search.dispatcher import Dispatcher
 from optsched.bandwidth.search.large import LargeSearch
-from optsched.bandwidth.search.order import order_of
 from optsched.bandwidth.search.request import HostTables, Judge, request_of
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
 from optsched.bandwidth.topology.intra import IntraTable
@@ -252,17 +251,6 @@ RULES = (
     Policy(max_per_host=5, exclude=("n0",)),
     Policy(required="host"), Policy(min_hosts=5, balance="even", include=("n9",)),
 )  # fmt: skip
-
-
-def test_uneven_counts_spare_a_whole_host() -> None:
-    """Where hosts limit, 8+8+5 GPUs of a partly used host come before 7+7+7 of whole ones."""
-    kind = HostType("h", 8, nics=8, nic_rate=25.0, intra=IntraTable(8, [0, 0] + [60_000_000] * 7))
-    hosts = tuple(Host(f"n{i}", "h", (f"r{i // 4}",)) for i in range(40))
-    cluster = Cluster(hosts, (kind,), ("rack",))
-    state = ClusterState.idle(cluster).fail("n39:5-7")
-    found = LargeSearch(BottleneckBandwidth(cluster)).choose(state, 21)
-    assert found is not None and found.value == 60_000_000
-    assert order_of(state, found.gpus) == (1, 3, 2)
 
 
 @pytest.mark.parametrize("policy", RULES)

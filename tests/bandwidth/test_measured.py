@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.models.measured import MeasuredBandwidth
-from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
+from optsched.bandwidth.models.measurements import Measurement, MeasurementTable
 from optsched.bandwidth.models.model import UnmeasuredPattern
 from optsched.bandwidth.topology.cluster import Cluster, HostType
 from optsched.bandwidth.topology.rates import UNMEASURED
@@ -57,27 +57,10 @@ def test_what_was_not_measured_is_not_guessed() -> None:
     assert tables.network[tables.automaton.state(np.array([2, 2]))] == 70
 
 
-def test_of_repeated_runs_the_first_counts() -> None:
-    """Whatever the others are."""
-    table = of(((2, 1), 50), ((2, 1), 90), ((2, 1), 61), ((1, 2), 80))
-    assert MeasuredBandwidth(CLUSTER, table).known == {(2, 1): 50}
-
-
 def test_runs_beside_other_traffic_are_left_out() -> None:
     """They are no standalone bandwidths."""
     table = MeasurementTable((Measurement((2, 2), 70, censored=True),))
     assert MeasuredBandwidth(CLUSTER, table).known == {}
-
-
-def test_update_appends() -> None:
-    """Old measurements stay the first; nothing new changes nothing; payloads do not mix."""
-    model = MeasuredBandwidth(CLUSTER, of(((2, 2), 70)))
-    more = model.update([Measurement((2, 2), 80), Measurement((3, 1), 40)])
-    assert more.known == {(2, 2): 70, (3, 1): 40}
-    assert model.known == {(2, 2): 70}
-    assert model.update([]).known == model.known
-    with pytest.raises(MixedMeasurements):
-        model.update(MeasurementTable((), payload=1 << 20))
 
 
 @pytest.mark.parametrize(

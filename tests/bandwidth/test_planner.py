@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.bandwidth.measured_data import VARIABLE, load_measured
 from optsched.bandwidth import BottleneckBandwidth, Cluster, Host, HostType, synthetic
 from optsched.bandwidth.measure.planner import Plan, plan_measurements, subset_classes
 from optsched.bandwidth.models.gaussian import GaussianProcess
@@ -55,16 +54,6 @@ def test_subsets_with_the_same_links_are_alike(links_given: list[str]) -> None:
     assert sum(map(len, found)) == 26
     assert all(rows == [rows[0]] * len(rows) for rows in found)
     assert len({str(rows[0]) for rows in found}) == len(found)
-
-
-@pytest.mark.skipif(VARIABLE not in os.environ, reason="needs the published measurements")
-def test_classes_of_the_measured_hosts() -> None:
-    """7 behind a switch; 19 and 26 over PCIe with and without pairs; 50 in a cube mesh."""
-    data = load_measured()
-    kinds = {kind.name: kind for kind in data.het_4mix().types}
-    found = {name: len(subset_classes(kinds[name])) for name in ("A6000", "4090", "V100")}
-    assert found == {"A6000": 19, "4090": 26, "V100": 50}
-    assert len(subset_classes(data.h100().types[0])) == 7
 
 
 def test_sixteen_gpus_behind_a_switch() -> None:
@@ -128,13 +117,6 @@ def test_each_run_narrows_the_weighted_intervals_most() -> None:
             left[one] = weight[i % 2] @ deviation**2
         assert left[row] == pytest.approx(min(left.values()), rel=1e-6)
         runs.append(row)
-
-
-def test_large_clusters_have_plans() -> None:
-    """Of patterns on a few hosts."""
-    model = BottleneckBandwidth(Cluster.uniform(HostType("h", 8, nics=8), 300))
-    plan = plan_measurements(model, 4)
-    assert len(plan.patterns) == 4 and len(plan.runs) == 4 + 7
 
 
 def test_what_cannot_be_planned_is_refused() -> None:
@@ -207,26 +189,6 @@ def test_the_script_runs_resumes_and_its_logs_read_back(tmp_path: Path) -> None:
     calls = (tmp_path / "calls").read_text().splitlines()
     assert len(calls) == 5
     assert all("-b 1048576 -e 1048576" in call and "all_reduce_perf" in call for call in calls)
-
-
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_names_in_the_script_are_quoted_and_short(tmp_path: Path) -> None:
-    """Folders with spaces and dollars, and runs over a hundred hosts."""
-    wide = Cluster.uniform(HostType("bare", 2), 100)
-    run = tuple((host.name, (0, 1)) for host in wide.hosts)
-    plan = Plan(wide, (run, (*run[:-1], ("n100", (1,)))), "all_reduce", 1 << 20)
-    (tmp_path / "plan.sh").write_text(plan.script("my $(touch broken) logs"))
-    fake = tmp_path / "mpirun"
-    fake.write_text("#!/bin/sh\nexit 0\n")
-    fake.chmod(0o755)
-    subprocess.run(
-        ["bash", "plan.sh"], cwd=tmp_path, env={**os.environ, "MPIRUN": str(fake)}, check=True,
-        capture_output=True,
-    )  # fmt: skip
-    assert not (tmp_path / "broken").exists()
-    assert len(list((tmp_path / "my $(touch broken) logs").glob("*.log"))) == 2
-    with pytest.raises(InputError, match="logs: expected the name of a folder"):
-        plan.script("a\nb")
 
 
 FAKE = r"""#!/usr/bin/env bash

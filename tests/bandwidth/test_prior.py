@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.bandwidth.models.prior import host_rates, line_rate
+from optsched.bandwidth.models.prior import line_rate
 from optsched.bandwidth.topology.cluster import Cluster, Host, HostType
-from optsched.bandwidth.topology.rates import KILOBYTES
 
 
 def by_hand(kinds: list[HostType], pattern: list[int]) -> float:
@@ -51,35 +50,8 @@ def test_it_is_the_formula(made: tuple[Cluster, list[HostType]], counts: list[in
     assert line_rate(cluster, row)[0] == pytest.approx(by_hand(kinds, pattern), rel=1e-12)
 
 
-def test_one_card_a_gpu_gives_the_rate_times_the_least_count() -> None:
-    """5+3 with eight cards of 40 GB/s: 3 * 40 * 7/8 * 2."""
-    cluster = Cluster.uniform(HostType("h", 8, nics=8, nic_rate=40.0), 4)
-    assert line_rate(cluster, np.array([[5, 3]]))[0] == pytest.approx(210 * KILOBYTES)
-
-
 def test_a_single_host_is_not_limited_and_a_single_gpu_has_nothing() -> None:
     """Infinite within a host; 0 for no GPU and for one."""
     cluster = Cluster.uniform(HostType("h", 8), 2)
     found = line_rate(cluster, np.array([[0, 0], [1, 0], [2, 0], [8, 0]]))
     assert found.tolist() == [0.0, 0.0, np.inf, np.inf]
-
-
-def test_a_gpu_alone_has_a_whole_card_where_cards_are_few() -> None:
-    """Two cards for eight GPUs: 1..4 GPUs bring one card, 8 bring both."""
-    cluster = Cluster.uniform(HostType("h", 8, nics=2, nic_rate=10.0), 2)
-    rates = host_rates(cluster) / (10 * KILOBYTES)
-    assert rates.tolist() == [0, 1, 1, 1, 1, 1.25, 1.5, 1.75, 2]
-
-
-def test_of_several_types_the_best_that_is_large_enough_counts() -> None:
-    """A small host with a fast card does not lend it to counts that it cannot hold."""
-    small = HostType("small", 2, nics=2, nic_rate=100.0)
-    large = HostType("large", 4, nics=1, nic_rate=10.0)
-    cluster = Cluster((Host("a", "small"), Host("b", "large")), (small, large))
-    assert (host_rates(cluster) / KILOBYTES).tolist() == [0, 100, 200, 10, 10]
-
-
-def test_hosts_without_cards_have_no_network() -> None:
-    """Nothing across hosts then."""
-    cluster = Cluster.uniform(HostType("h", 4, nics=0), 2)
-    assert line_rate(cluster, np.array([[2, 2]]))[0] == 0

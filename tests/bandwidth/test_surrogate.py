@@ -21,7 +21,6 @@ from optsched.bandwidth.models import surrogate_tokens  # noqa: E402
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable  # noqa: E402
 from optsched.bandwidth.models.surrogate import HierarchicalTransformer  # noqa: E402
 from optsched.bandwidth.models.surrogate_network import SurrogateNetwork, undisturbed  # noqa: E402
-from optsched.bandwidth.topology.cluster import Cluster, Host, HostType  # noqa: E402
 from optsched.errors import InputError, MissingExtra  # noqa: E402
 
 if TYPE_CHECKING:
@@ -88,16 +87,6 @@ def test_conformance() -> None:
     check_bandwidth_model(trained())
 
 
-def test_one_host_is_the_intra_table() -> None:
-    """Stage one: exactly the value of exactly those GPUs; nothing for less than two."""
-    rows = np.zeros((4, CLUSTER.n_gpus), np.bool_)
-    rows[1, 9] = True
-    rows[2, [8, 9]] = True
-    rows[3, [8, 10]] = True
-    assert trained().predict(rows).tolist() == [0, 0, TYPES[1].of(0b11), TYPES[1].of(0b101)]
-    assert TYPES[1].of(0b11) != TYPES[1].of(0b101)
-
-
 def test_predictions_do_not_depend_on_others_nor_on_the_order_of_hosts() -> None:
     """One by one or in a batch; hosts of one type change places; positive numbers."""
     model, rows = trained(), some_sets(70)
@@ -138,19 +127,6 @@ def test_the_network_knows_no_order_and_no_absent_hosts() -> None:
     assert not torch.allclose(one, seen, atol=1e-3)
 
 
-def test_hosts_that_nobody_uses_and_the_order_of_measurements_change_nothing() -> None:
-    """The same training on a larger cluster, in another order: the same bits."""
-    extra = tuple(Host(f"x{i}", HOSTS[0]) for i in range(3))
-    larger = Cluster((*CLUSTER.hosts, *extra), CLUSTER.types)
-    turned = MeasurementTable(TABLE.rows[::-1], TABLE.op, TABLE.payload)
-    again = HierarchicalTransformer.fit(larger, turned, seed=SEED, epochs=EPOCHS)
-    assert same_weights(trained(), again)
-    wide = np.pad(some_sets(), ((0, 0), (0, larger.n_gpus - CLUSTER.n_gpus)))
-    assert np.array_equal(trained().predict(some_sets()), again.predict(wide))
-    other = HierarchicalTransformer.fit(CLUSTER, TABLE, seed=4, epochs=EPOCHS)
-    assert not same_weights(trained(), other)
-
-
 def test_one_gpu_is_neither_absence_nor_a_slow_host() -> None:
     """A host with one GPU has a token and a flag of its own."""
     rows = np.zeros((2, CLUSTER.n_gpus), np.bool_)
@@ -189,19 +165,6 @@ def test_torch_is_left_as_it_was() -> None:
         torch.set_num_threads(threads)
     assert torch.equal(torch.get_rng_state(), before)
     assert same_weights(fitted, calm)
-
-
-def test_a_per_cent_within_hosts_is_not_taken_for_a_world() -> None:
-    """Measurements on hosts that are all alike: others a little different remain near to them."""
-    value = 100 * GB
-    token = 2 * surrogate_tokens.COUNT + value
-    alike = surrogate_tokens.Samples(
-        np.array([[token, token]]), np.array([GB]), np.zeros(1, np.bool_)
-    )
-    near = np.array([[token, token + round(0.02 * value)]])
-    hosts, _ = surrogate_tokens.Scaling.of(alike).read(near)
-    assert hosts[0, 0, 0] == 0
-    assert 0 < hosts[0, 1, 0] < 0.5
 
 
 def test_censored_measurements_only_push_up() -> None:
@@ -280,14 +243,6 @@ def test_wrong_arguments() -> None:
     for wrong in (np.zeros((1, 31), np.bool_), np.zeros((1, 32), np.int64)):
         with pytest.raises(InputError, match="selection"):
             trained().predict(wrong)
-
-
-def test_a_single_measurement_is_enough() -> None:
-    """Deviations of 0 do no harm; nor do hosts without tables."""
-    bare = Cluster.uniform(HostType("bare", 4), 3)
-    table = MeasurementTable((Measurement((2, 1), 80 * GB),))
-    found = HierarchicalTransformer.fit(bare, table, epochs=3)
-    assert 0 < found.predict(np.ones((1, 12), np.bool_))[0] < 3000 * GB
 
 
 def test_without_torch_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

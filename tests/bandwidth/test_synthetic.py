@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.models.prior import line_rate
-from optsched.bandwidth.topology.cluster import Cluster, HostType
-from optsched.bandwidth.topology.intra import IntraTable
-from optsched.bandwidth.topology.links import link_rate, nvlinks
+from optsched.bandwidth.topology.links import link_rate
 from optsched.errors import InputError
+
+if TYPE_CHECKING:
+    from optsched.bandwidth.topology.cluster import HostType
 
 SMALL = synthetic.KINDS[:4]
 
@@ -45,19 +47,6 @@ def test_bandwidths_within(kind: str) -> None:
             assert made.intra.of(mask) == 0
     assert max(ratios) / min(ratios) <= 1.15 / 0.85 + 1e-9
     assert len({round(ratio, 6) for ratio in ratios}) > len(ratios) // 2  # noise, not a constant
-
-
-def test_types() -> None:
-    """Links, trays and cards are those of the hardware that the names mean."""
-    mesh = synthetic.host_type("cube_mesh")
-    assert mesh.links is not None
-    assert [sum(map(nvlinks, row)) for row in mesh.links] == [6] * 8
-    rack = synthetic.host_type("nvl72", name="gb")
-    assert (rack.name, rack.gpus, rack.tray, rack.nics) == ("gb", 72, 4, 72)
-    assert rack.intra is not None and not rack.intra.by_subset
-    pairs = synthetic.host_type("nvlink_pairs").intra
-    assert pairs is not None
-    assert min(pairs.of(3 << i) for i in (0, 2, 4, 6)) > 2 * pairs.of(0b110)
 
 
 def test_seeds() -> None:
@@ -129,14 +118,6 @@ def test_network(seed: int) -> None:
     assert table[4, 4] > table[6, 2] > table[7, 1]
 
 
-def test_uneven_hosts() -> None:
-    """Only patterns that the hosts have room for: one of 72 GPUs, and one of eight."""
-    made = synthetic.cluster(["nvl72", "pcie"], 2)
-    patterns = {row.pattern for row in synthetic.network(made)}
-    assert len(patterns) == 71 + sum(1 for a in range(1, 73) for b in range(1, 9) if a >= b)
-    assert (72, 8) in patterns and (72, 9) not in patterns
-
-
 def test_refused() -> None:
     """Unknown kinds, levels that are not nested, and tables that are too large."""
     with pytest.raises(InputError, match=r"kind: expected one of nvswitch, .*, got 'h100'"):
@@ -152,15 +133,3 @@ def test_refused() -> None:
         synthetic.host_type("pcie", -1)
     with pytest.raises(InputError, match="patterns, a synthetic table holds 20000"):
         synthetic.network(synthetic.cluster("pcie", 16))
-
-
-def test_no_intra() -> None:
-    """Where nothing is measured within hosts, one host reaches what its links are taken for."""
-    links = (("X", "NV4", "SYS"), ("NV4", "X", "SYS"), ("SYS", "SYS", "X"))
-    bare = Cluster.uniform(HostType("h", 3, links), 3)
-    table = {row.pattern: row.value / 1e6 for row in synthetic.network(bare)}
-    assert (table[2,], table[3,]) == (link_rate("NV4"), link_rate("SYS"))
-    assert table[1, 1, 1] > table[2, 1]  # made so
-    two = Cluster.uniform(HostType("h", 2, intra=IntraTable(2, [0, 0, 7])), 2)
-    values = {row.pattern: row.value for row in synthetic.network(two)}
-    assert set(values) == {(2,), (1, 1), (2, 1), (2, 2)} and values[2,] == 7

@@ -16,7 +16,6 @@ from optsched.bandwidth import (
     Cluster,
     ClusterState,
     Dispatcher,
-    Host,
     HostType,
     Measurement,
 )
@@ -25,7 +24,6 @@ from optsched.bandwidth.topology.products import product_of
 if TYPE_CHECKING:
     from program import Cli
 
-    from optsched.bandwidth import BandwidthModel
 
 SOLVERS = ("auto", "counts", "cpsat", "branch_and_bound")
 
@@ -139,23 +137,6 @@ def test_cards_of_unknown_rate_are_never_faster_than_hosts(data: st.DataObject) 
     if fewest(state, k) == 1:
         assert used(state.cluster, found.gpus) == 1
     assert any("rate of network cards of host type h is unknown" in text for text in found.assumed)
-
-
-@pytest.mark.parametrize("known", [None, "SYS", "NV18"])
-def test_large_and_mixed(known: str | None) -> None:
-    """Beyond tables, in pods, and beside hosts of known links: one host where one suffices."""
-    links = known and tuple(tuple("X" if i == k else known for k in range(8)) for i in range(8))
-    types = HostType("new", 8, nics=8, nic_rate=100.0), HostType("old", 8, links or None, nics=4)
-    hosts = tuple(Host(f"n{i:02}", types[i % 2].name, (f"p{i // 8}",)) for i in range(40))
-    cluster = Cluster(hosts, types, ("pod",))
-    model: BandwidthModel = BottleneckBandwidth(cluster)
-    state = ClusterState.idle(cluster).take("n00:0-3 n01:0-5 n02:0 n03:7", "x", 1)
-    fast = Dispatcher(cluster, model)
-    for k in range(2, 9):
-        found = fast.answer(state, k)
-        assert used(cluster, found.gpus) == 1
-        assert any("within host type new are unknown" in text for text in found.assumed)
-    assert all("within host type old" not in text for text in found.assumed) or known is None
 
 
 def test_measurements_settle_it() -> None:

@@ -98,26 +98,6 @@ def test_a_half_used_host_scores_above_an_empty_one() -> None:
         fast.scores(state, 4, packing=2)
 
 
-def test_scores_know_factors() -> None:
-    """Of alike hosts the one alone in its rack scores what a run across racks has left."""
-    compared = 0
-    for seed in range(depth(20, 100)):
-        cluster, state = small(random.Random(seed), rails=False)
-        model = BottleneckBandwidth(cluster)
-        demand = demands(model, state)
-        for k in range(2, len(state.free) + 1):
-            value: dict[str, int] = {}
-            for gpus in combinations(state.free, k):
-                got = share(model, state, gpus, demand).value
-                for host in {cluster.hosts[cluster.host_of[gpu]].name for gpu in gpus}:
-                    value[host] = max(got, value.get(host, 0))
-            best = max(value.values())
-            expected = {h: 100 * v // best if best else 100 for h, v in value.items()}
-            assert Dispatcher(cluster, model).scores(state, k, packing=0) == expected, (seed, k)
-            compared += len({*expected.values()}) > 1
-    assert compared > 5
-
-
 def test_gangs() -> None:
     """Disjoint GPUs by name, values beside each other, as good as any order gives."""
     for seed in range(depth(8, 40)):
