@@ -109,7 +109,8 @@ def counted() -> dict[str, Counter[str]]:
         for node in statements(tree):
             if isinstance(node, ast.FunctionDef):
                 by = {ast.unparse(one).split("(")[0].split(".")[-1] for one in node.decorator_list}
-                found["compiled entries"]["library"] += bool(by & {"kernel", "njit", "jit", "entry"})
+                entry = by & {"kernel", "njit", "jit", "entry"}
+                found["compiled entries"]["library"] += bool(entry)
                 given = node.args.posonlyargs + node.args.args
                 n = len(given) - bool(given and given[0].arg in ("self", "cls"))
                 kernel = by & {"kernel", "njit", "entry", "helper", "inlined"}
