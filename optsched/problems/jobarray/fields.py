@@ -113,7 +113,7 @@ FIELDS: Final[dict[str, Field]] = {
 
 
 def fields_of(*kinds: str) -> list[str]:
-    """The fields of these kinds."""
+    """Return the fields of these kinds."""
     return [key for key, field in FIELDS.items() if field.kind in kinds]
 
 
@@ -219,18 +219,18 @@ class JobArrayFields:
         return len(self.devices)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some constructor arguments changed."""
+        """Return a copy with some constructor arguments changed."""
         refuse_unknown(changes, FIELDS, "a JobArray")
         return type(self)(**{**{key: getattr(self, key) for key in FIELDS}, **changes})
 
     def without(self, job: int) -> Self:
-        """The array without one job."""
+        """Return the array without one job."""
         if not 0 <= job < self.n_jobs or self.n_jobs == 1:
             raise InputError(f"job: expected 0..{self.n_jobs - 1} of several jobs, got {job}")
         return self.subset([j for j in range(self.n_jobs) if j != job])
 
     def subset(self, jobs: Sequence[int]) -> Self:
-        """The array of the given jobs only, in that order."""
+        """Return the array of the given jobs only, in that order."""
         rows = jobs_of(jobs, self.n_jobs)
         changes: dict[str, Any] = {
             key: None if getattr(self, key) is None else getattr(self, key)[rows]
@@ -244,7 +244,7 @@ class JobArrayFields:
         return self.replace(**changes)
 
     def devices_of(self, job: int, microbatch: int = 0) -> IntArray:
-        """Device of every virtual stage for one micro-batch of a job; shape (V,)."""
+        """Return the device of every virtual stage for a micro-batch of a job; shape (V,)."""
         row = self.place[job][microbatch] if not isinstance(self.place[0], int) else self.place
         return np.array(row, np.int64)
 

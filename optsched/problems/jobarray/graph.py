@@ -42,22 +42,13 @@ class _Pattern:
 
 
 def build(array: JobArrayFields, recomputes: Sequence[bool], cyclic: bool = False) -> Schedule:
-    """The graph of one iteration of all jobs, or of one cycle.
+    """Build the graph of one iteration of all jobs, or of one cycle.
 
-    A cycle has every job's iteration as often as its multiplicity says; operation ids are
-    job-major, then copy-major, then those of `JobArray.graph`. A job's next iteration waits, stage
-    by stage, for the last gradient block (or update) of the one before: from one copy to the next
-    with distance 0, from the last to the first with distance 1. The period is one that certainly
-    suffices: everything after everything else.
-
-    Parameters
-    ----------
-    array
-        Times and bytes.
-    recomputes
-        Which jobs recompute.
-    cyclic
-        Whether to build a cycle.
+    A cycle repeats every job's iteration by its multiplicity; operation ids are job-major, then
+    copy-major, then those of `JobArray.graph`. F of a job's next iteration follows, stage by stage,
+    the last gradient block (or update) of the iteration before: from one copy to the next with
+    distance 0, from the last to the first with distance 1. The period suffices for any order: it is
+    the sum of all times.
     """
     copies = array.multiplicity if cyclic else np.ones_like(array.multiplicity)
     groups: dict[tuple[int, bool], list[int]] = {}
@@ -126,11 +117,10 @@ def _arcs(
 
 
 def overflow_alone(array: JobArrayFields) -> str:
-    """The first micro-batch that overflows a device even with nothing else there, as a sentence.
+    """Return a sentence about the first micro-batch that overflows a device even alone, or "".
 
-    Forward down the stages, then each gradient as soon as it may, needs the least memory a job can
-    need: if that does not fit, nothing does. Where recomputation is to be chosen, a job overflows
-    if it does both ways; the sentence is about the way without.
+    All forward blocks, then each gradient as early as possible, need the least memory of all
+    orders. Where recomputation is to be chosen, a job has to overflow with and without it.
     """
     if not array.memory.any():
         return ""
@@ -142,7 +132,7 @@ def overflow_alone(array: JobArrayFields) -> str:
 
 
 def overflows(array: JobArrayFields, recomputes: Sequence[bool]) -> dict[int, str]:
-    """Per job that does not fit even alone: its first overflow, as a sentence."""
+    """Return jobs that do not fit even alone, each with its first overflow as a sentence."""
     found: dict[int, str] = {}
     graph = build(array, recomputes)
     resource = graph.single_resource
@@ -150,13 +140,13 @@ def overflows(array: JobArrayFields, recomputes: Sequence[bool]) -> dict[int, st
     for i in np.flatnonzero(graph.acquire + graph.workspace + graph.free).tolist():
         d = int(resource[i])
         key = (int(graph.job[i]), int(graph.microbatch[i]), d)
-        there = int(array.memory[d])
+        capacity = int(array.memory[d])
         need = level.get(key, 0) + int(graph.acquire[i] + graph.workspace[i])
-        if 0 < there < need and key[0] not in found:
+        if 0 < capacity < need and key[0] not in found:
             found[key[0]] = (
                 f"{array.names[key[0]]} (job {key[0]}) alone needs {need} bytes on "
                 f"{array.devices[d]} for {graph.kind[i]} of stage {graph.stage[i]}, "
-                f"there are {there}"
+                f"there are {capacity}"
             )
         level[key] = level.get(key, 0) + int(graph.acquire[i] - graph.free[i])
     return found

@@ -30,16 +30,9 @@ class Lehmer:
 def generate(
     jobs: int, machines: int, time_seed: int, machine_seed: int, name: str = ""
 ) -> JobShop:
-    """A random shop: durations uniform in 1..99, every job a random order of all machines.
+    """Make a random shop: durations uniform in 1..99, every job a random order of all machines.
 
-    Parameters
-    ----------
-    jobs, machines
-        Sizes, >= 1.
-    time_seed, machine_seed
-        Seeds of the two streams, 1 .. 2^31 - 2.
-    name
-        Name of the instance.
+    Durations and machines are drawn from two streams, with seeds in 1 .. 2^31 - 2.
     """
     n = integer("jobs", jobs, 1, _MAX_OPERATIONS)
     m = integer("machines", machines, 1, _MAX_OPERATIONS)

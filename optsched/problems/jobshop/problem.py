@@ -276,7 +276,7 @@ class JobShop(Problem):
         return self.objective
 
     def with_objective(self, objective: str) -> JobShop:
-        """The same shop with another objective; weights and due dates stay."""
+        """Return the same shop with another objective; weights and due dates stay."""
         build, chains = self.__reduce__()
         shop: JobShop = build(*chains, objective=objective)
         return shop
@@ -287,7 +287,7 @@ class JobShop(Problem):
         return self.visits_every_machine_once and not self.has_windows
 
     def reversed(self) -> JobShop:
-        """The time-mirrored shop: every chain backwards; it has the same optimal makespan."""
+        """Return the mirrored shop, every chain backwards; it has the same optimal makespan."""
         if self.objective != MAKESPAN:
             raise InputError("objective: only the makespan of a mirrored shop is the same")
         if self.has_windows:
@@ -303,7 +303,7 @@ class JobShop(Problem):
     # as a problem
 
     def graph(self) -> Schedule:
-        """The disjunctive graph; operation ids row-major, `stage` = position in the job."""
+        """Return the disjunctive graph; operation ids row-major, `stage` = position in the job."""
         return self._graph
 
     @cached_property
@@ -332,7 +332,7 @@ class JobShop(Problem):
         )
 
     def infeasibility(self) -> str:
-        """Why no schedule can exist, if that is easy to see; else ``""``."""
+        """Return why no schedule can exist if a chain shows it, else ``""``."""
         chain = np.add.reduceat(self.duration, self.first[:-1])
         late = self.release + chain > self.deadline
         if late.any():

@@ -28,23 +28,18 @@ class _Entry(NamedTuple):
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is the name of a published instance, and no file has it."""
+    """Whether a text is the name of a published instance and not that of a file."""
     return _NAME.fullmatch(text) is not None and not Path(text).exists()
 
 
 def instance(name: str) -> JobShop:
-    """A published job shop.
+    """Return a published job shop.
 
     Parameters
     ----------
     name
         ``ft06``, ``la01``, ``abz5``, ``orb01``, ``swv01``, ``yn1``, ..., ``ta80``; those of
         Taillard are generated from their seeds.
-
-    Raises
-    ------
-    InputError
-        Unknown name.
     """
     entries = _entries()
     if name not in entries:
@@ -67,7 +62,7 @@ def instance(name: str) -> JobShop:
 
 
 def bounds() -> Mapping[str, tuple[int, int]]:
-    """Best known lower and upper bound of the makespan by name, in the order of the families."""
+    """Return the best known lower and upper bound of the makespan by name, family by family."""
     return {name: (one.lower, one.upper) for name, one in _entries().items()}
 
 

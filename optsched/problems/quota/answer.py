@@ -39,7 +39,7 @@ class Quotas:
 
     @classmethod
     def of(cls, jobs: int, job: IntArray, node: IntArray, count: IntArray) -> Quotas:
-        """Of rows in any order."""
+        """Make quotas of rows in any order."""
         order = np.lexsort((node, job))
         ptr = np.zeros(jobs + 1, np.int64)
         np.cumsum(np.bincount(job, minlength=jobs), out=ptr[1:])
@@ -67,7 +67,7 @@ class Quotas:
 
 
 def kept_rows(quotas: Quotas, held: Quotas) -> tuple[IntArray, IntArray, IntArray]:
-    """Rows of both with the same job and node, and how many of the GPUs held there stay."""
+    """Return rows of both with the same job and node, and the number of GPUs that stay."""
     width = 1 + max(int(quotas.node.max(initial=0)), int(held.node.max(initial=0)))
     before, now = held.rows * width + held.node, quotas.rows * width + quotas.node
     _, i, k = np.intersect1d(before, now, assume_unique=True, return_indices=True)
@@ -75,7 +75,7 @@ def kept_rows(quotas: Quotas, held: Quotas) -> tuple[IntArray, IntArray, IntArra
 
 
 def kept_gpus(quotas: Quotas, held: Quotas) -> IntArray:
-    """GPUs of every job that stay: on every node the smaller of what it holds and what it gets."""
+    """Return the GPUs of every job that stay: per node the smaller of held and new GPUs."""
     kept: IntArray = np.zeros(len(held.ptr) - 1, np.int64)
     i, _, stay = kept_rows(quotas, held)
     np.add.at(kept, held.rows[i], stay)
@@ -83,16 +83,9 @@ def kept_gpus(quotas: Quotas, held: Quotas) -> IntArray:
 
 
 def gpu_numbers(first: IntArray, n_gpus: int, quotas: Quotas, held: Quotas | None) -> Csr:
-    """Numbers of every job's GPUs: of those it holds the lowest, then the lowest left.
+    """Return the numbers of every job's GPUs: the lowest of those it holds, then the lowest free.
 
-    Parameters
-    ----------
-    first
-        The first GPU of every node.
-    n_gpus
-        GPUs of all nodes.
-    quotas, held
-        What every job gets, and what it holds now.
+    `first` is the first GPU of every node, `n_gpus` the GPUs of all nodes.
     """
     count = quotas.count.copy()
     is_free = np.ones(n_gpus, np.bool_)
@@ -113,7 +106,7 @@ def gpu_numbers(first: IntArray, n_gpus: int, quotas: Quotas, held: Quotas | Non
 
 
 def _begins(node: IntArray, count: IntArray, first: IntArray) -> IntArray:
-    """Where each row's GPUs begin if those of a node follow each other from the node's first."""
+    """First GPU of every row if the rows of a node follow each other from the node's first GPU."""
     order = np.argsort(node, kind="stable")
     before = np.cumsum(count[order]) - count[order]
     opens = np.searchsorted(node[order], node[order])
@@ -123,6 +116,6 @@ def _begins(node: IntArray, count: IntArray, first: IntArray) -> IntArray:
 
 
 def runs(begin: IntArray, count: IntArray) -> IntArray:
-    """``begin[i], begin[i] + 1, ...``, so many of each, one after the other."""
+    """Concatenate ``begin[i], begin[i] + 1, ...``, ``count[i]`` numbers of each."""
     within = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
     return np.repeat(begin, count) + within

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optsched.problems.quota.options import Span
 
 MOST_GPUS: Final = 10**6
-"""Of a plan: each has a name, and a place in the schedule."""
+"""Of a plan: each GPU has a name and a sequence in the schedule."""
 
 _NEEDED: Final = {
     "sum": ("utility",), "max_min": (), "proportional": ("score",), "makespan": ("work", "rates"),
@@ -156,7 +156,7 @@ def _gpus(place: str, given: Any) -> int:
 
 
 def check_total(most: int, objective: str, time_unit: str, gpus: int) -> None:
-    """Refuse a plan whose answers may cost more than an integer that a document holds."""
+    """Refuse a plan with answers that may cost more than 2^53."""
     if most <= MAX_INTEGER:
         return
     if objective == "makespan":
@@ -177,7 +177,7 @@ def infeasibility(
     kinds: Sequence[str],
     budgets: Sequence[int],
 ) -> str:
-    """Return why no answer exists if counting GPUs shows it, else ``""``."""
+    """Return why no answer exists if the numbers of GPUs show it, else ``""``."""
     needed, names = 0, []
     for job, span in ((j, s) for j, s in zip(jobs, spans, strict=True) if j.must_run):
         if not span:

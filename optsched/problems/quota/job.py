@@ -1,4 +1,4 @@
-"""One job of a quota plan: how many GPUs it may get, and what each number is worth."""
+"""A job of a quota plan: how many GPUs it may get, and the utility of each number."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ Numbers: TypeAlias = "tuple[float, ...]"
 
 @dataclass(frozen=True, repr=False)
 class QuotaJob:
-    """What one job may get. Fields of a heterogeneous plan may be mappings from type to value.
+    """Allowed sizes of a job and their utilities.
+
+    Fields of a heterogeneous plan may be mappings from type to value.
 
     Parameters
     ----------
@@ -39,7 +41,7 @@ class QuotaJob:
         All numbers between them are allowed; the default is 1 to the budget of the plan (or to
         the end of `utility` or `rates`).
     utility
-        What each allowed size is worth, any finite numbers; objectives ``"sum"`` and
+        Utility of each allowed size, any finite numbers; objectives ``"sum"`` and
         ``"max_min"`` (there the number of GPUs itself if it is left out).
     idle
         Utility of no GPU at all.
@@ -146,7 +148,7 @@ class QuotaJob:
                 )
 
     def given(self) -> dict[str, Any]:
-        """Return what is not at its default, in plain types, the arguments of an equal job."""
+        """Return the arguments of an equal job that are not at their default."""
         found = {}
         for key, default in DEFAULTS.items():
             value = getattr(self, key)

@@ -1,4 +1,4 @@
-"""What the jobs of a quota plan may choose, as flat arrays: integer costs, bounds, exact shares."""
+"""Options of the jobs of a quota plan as arrays: integer costs, bounds, exact shares."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     FloatArray: TypeAlias = npt.NDArray[np.float64]
 
 MOST_OPTIONS: Final = 2 * 10**7
-"""Beyond that no table is made; plans by bounds alone need none."""
+"""Largest table of options; plans by bounds alone need none."""
 
 _FAR: Final = 2**61
 _STEPS: Final = 60
@@ -39,7 +39,7 @@ class Table(NamedTuple):
     kind: IntArray
     size: IntArray
     cost: IntArray
-    """What is minimised: added up, or the highest of all."""
+    """Minimised: the sum, or the maximum over the jobs."""
 
     def rows(self) -> IntArray:
         """The job of every option."""
@@ -58,13 +58,7 @@ def table_of(
     resolution: int,
     share: IntArray | None = None,
 ) -> Table:
-    """The options of a plan; `share` of a proportional one.
-
-    Raises
-    ------
-    InputError
-        Costs beyond 2^53.
-    """
+    """Return the options of a plan (`share`: of a proportional one); refuse costs beyond 2^53."""
     sizes: list[Sequence[int]] = []
     rows: list[tuple[int, int, int]] = []  # job, type, how many sizes
     numbers: list[Sequence[float]] = []
@@ -93,7 +87,7 @@ def table_of(
 
 
 def linear_levels(resolution: int, weights: FloatArray, sizes: IntArray) -> IntArray:
-    """Levels ``floor(resolution * g / w)`` of jobs without utilities."""
+    """Return levels ``floor(resolution * g / w)`` of jobs without utilities."""
     found: IntArray = np.floor(resolution * sizes / weights).astype(np.int64)
     return found
 
@@ -215,7 +209,7 @@ def _one_price(
 
 
 def _dual(table: Table, budgets: Sequence[int], price: IntArray) -> tuple[int, IntArray]:
-    """The bound at these prices, and the GPUs of each type that the cheapest options take."""
+    """Bound at these prices, and GPUs of each type that the cheapest options take."""
     picked, least = cheapest(table, price)
     used = np.bincount(table.kind[picked], weights=table.size[picked], minlength=len(price))
     spent = sum(p * g for p, g in zip(price.tolist(), budgets, strict=True))
@@ -223,7 +217,7 @@ def _dual(table: Table, budgets: Sequence[int], price: IntArray) -> tuple[int, I
 
 
 def cheapest(table: Table, price: IntArray) -> tuple[IntArray, IntArray]:
-    """Of every job the option with the least cost and price (of equals the first), and both."""
+    """Return the first option of every job with the least cost plus price, and that sum."""
     begins = table.ptr[:-1]
     if len(price) == 1:  # the cap keeps within 64 bits; it only lowers the bound
         rate = int(price[0])
@@ -238,7 +232,7 @@ def cheapest(table: Table, price: IntArray) -> tuple[IntArray, IntArray]:
 
 
 def exact_sum(values: IntArray) -> int:
-    """A sum that cannot wrap round."""
+    """Sum exactly, without overflow."""
     if len(values) * float(np.abs(values).max(initial=0)) < 2**62:
         return int(values.sum())
     return sum(values.tolist())
@@ -275,7 +269,7 @@ def quantised(scores: Sequence[float] | FloatArray) -> tuple[IntArray, int]:
 def without_zeros(
     weights: IntArray, low: IntArray, high: IntArray, total: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Apply the rule of zero weights: jobs whose share is decided get weight 0 and equal bounds.
+    """Apply the rule of zero weights: jobs with a decided share get weight 0 and equal bounds.
 
     These are the jobs of weight 0, or, if the others cannot use the total, the others at their
     maxima; then the jobs of weight 0 share equally what is left.
@@ -314,18 +308,9 @@ def clipped(weights: IntArray, low: IntArray, high: IntArray, total: int) -> Sha
 
 
 def shares(scores: IntArray, low: IntArray, high: IntArray, total: int, unit: int) -> IntArray:
-    """Return ``floor(unit * q)`` of the shares of quantised scores.
+    """Return ``floor(unit * q)`` of the shares q of quantised scores, in parts of a GPU.
 
-    Parameters
-    ----------
-    scores
-        Of `quantised`.
-    low, high
-        Bounds; ``sum(low) <= total <= sum(high)``.
-    total
-        GPUs to hand out.
-    unit
-        Parts of a GPU.
+    Bounds must have ``sum(low) <= total <= sum(high)``.
     """
     found = clipped(*without_zeros(scores, low, high, total), total)
     fraction = found.part.astype(object) * unit // max(found.weight, 1)

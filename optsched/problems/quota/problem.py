@@ -1,4 +1,4 @@
-"""Quota plans: how many GPUs every job gets now, and on which nodes."""
+"""Quota plans: how many GPUs every job gets, and on which nodes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _NAMES: Final = {
 
 
 NO_SIZE: Final = 2**40
-"""Stands for a size that no budget allows."""
+"""Size that no budget allows."""
 
 
 class QuotaPlan(Problem):
@@ -63,9 +63,9 @@ class QuotaPlan(Problem):
     Parameters
     ----------
     jobs
-        What each may get.
+        The jobs, with the sizes that each may get.
     budget
-        GPUs in all, or a mapping from type to GPUs; without nodes.
+        GPUs in total, or a mapping from type to GPUs; instead of nodes.
     nodes
         Free GPUs of every node (with those that jobs of the plan hold now): numbers, or `Node`s.
     objective
@@ -103,7 +103,7 @@ class QuotaPlan(Problem):
     time_unit: str
     name: str
     spans: list[list[Span]]
-    """What every job may get on each type."""
+    """Sizes of every job on each type."""
 
     def __init__(
         self,
@@ -152,12 +152,12 @@ class QuotaPlan(Problem):
 
     @property
     def budget(self) -> int | dict[str, int]:
-        """GPUs in all, or by type, as it was given."""
+        """GPUs in total, or by type, as given."""
         of = dict(zip(self.kinds, self.budgets, strict=True))
         return of[""] if self.kinds == ("",) else of
 
     def changed(self, **fields: Any) -> QuotaPlan:
-        """The same plan with other fields."""
+        """Return the same plan with other fields."""
         kept: dict[str, Any] = {
             key: getattr(self, key)
             for key in ("jobs", "objective", "resolution", "time_unit", "name")
@@ -174,12 +174,12 @@ class QuotaPlan(Problem):
 
     @property
     def highest(self) -> bool:
-        """Whether the highest cost of a job counts, not their sum."""
+        """Whether the highest cost of a job counts instead of the sum."""
         return self.objective in ("max_min", "makespan")
 
     @property
     def hands_out_all(self) -> bool:
-        """Whether the GPUs handed out are a given number, `total`."""
+        """Whether exactly `total` GPUs are handed out."""
         return self.objective == "proportional"
 
     @cached_property
@@ -241,7 +241,7 @@ class QuotaPlan(Problem):
 
     @cached_property
     def weights(self) -> npt.NDArray[np.float64]:
-        """Of the jobs, as floats."""
+        """Weights of the jobs, as floats."""
         return np.array([job.weight for job in self.jobs], np.float64)
 
     @cached_property
@@ -270,7 +270,7 @@ class QuotaPlan(Problem):
 
     @cached_property
     def held(self) -> Quotas:
-        """Where the jobs are now."""
+        """Current placement of the jobs."""
         at = {node.name: n for n, node in enumerate(self.nodes)}
         rows = [(j, at[n], gpus) for j, job in enumerate(self.jobs)
                 for n, gpus in job.current.items()]  # fmt: skip
@@ -293,7 +293,7 @@ class QuotaPlan(Problem):
         return self.table.cost[found]
 
     def worth(self, sizes: IntArray, kinds: IntArray | None = None) -> int:
-        """The objective, minimised, of numbers of GPUs; see `costs`."""
+        """Return the minimised objective of numbers of GPUs; see `costs`."""
         costs = self.costs(sizes, kinds)
         if self.highest:
             return int(costs.max()) if len(costs) else 0
@@ -323,7 +323,7 @@ class QuotaPlan(Problem):
         return good
 
     def sizes(self, quotas: Quotas) -> tuple[IntArray, IntArray]:
-        """Numbers of GPUs, and number of the type of the first, of every job of an answer."""
+        """Return the GPUs of every job of an answer, and the number of their type."""
         kinds = np.zeros(len(quotas.ptr) - 1, np.int64)
         some = np.diff(quotas.ptr) > 0
         kinds[some] = self.pools[0][quotas.node[quotas.ptr[:-1][some]]]
@@ -339,12 +339,12 @@ class QuotaPlan(Problem):
         return -worth if self.objective in ("sum", "max_min") else worth
 
     def quota(self, schedule: Schedule) -> dict[str, int]:
-        """GPUs of every job by name, 0 for those that do not run."""
+        """Return the GPUs of every job by name, 0 for those that do not run."""
         counts = self._quotas(schedule).gpus.tolist()
         return {job.name: count for job, count in zip(self.jobs, counts, strict=True)}
 
     def placement(self, schedule: Schedule) -> dict[str, dict[str, int]]:
-        """Node (or type, without nodes) to GPUs there, of every job that runs."""
+        """Return, of every job that runs, its GPUs by node (or by type, without nodes)."""
         names = [node.name for node in self.nodes] or list(self.kinds)
         found = self._quotas(schedule)
         where: dict[str, dict[str, int]] = {}
@@ -354,7 +354,7 @@ class QuotaPlan(Problem):
         return where
 
     def tidiness(self, schedule: Schedule) -> tuple[int, int, int]:
-        """Nodes spanned by all jobs, GPUs moved, free GPUs on partly used nodes."""
+        """Return nodes spanned by all jobs, GPUs moved, free GPUs on partly used nodes."""
         quotas, gpus = self._quotas(schedule), self.pools[1]
         used = np.zeros(len(gpus), np.int64)
         np.add.at(used, quotas.node, quotas.count)
@@ -425,7 +425,7 @@ class QuotaPlan(Problem):
         return np.where(size > high, NO_SIZE, size)
 
     def infeasibility(self) -> str:
-        """Why no answer exists, in one sentence, if counting GPUs shows it; else ``""``."""
+        """Return why no answer exists if the numbers of GPUs show it, else ``""``."""
         return infeasibility(self.jobs, self.spans, self.kinds, self.budgets)
 
     # schedules
@@ -449,7 +449,7 @@ class QuotaPlan(Problem):
             return tuple(map(Resource, names))
 
     def graph(self) -> Schedule:
-        """The jobs' current runs, one operation each on the lowest GPUs of their nodes."""
+        """Return the current runs of jobs, one operation each on the lowest GPUs of its nodes."""
         return self._graph
 
     @cached_property
@@ -484,7 +484,7 @@ class QuotaPlan(Problem):
         return found
 
     def scheduled(self, answer: Quotas) -> Schedule:
-        """One operation ``epoch`` per job that runs, on its GPUs, for one pass.
+        """Return a schedule of one operation ``epoch`` per job that runs, for one pass.
 
         GPUs are numbered node by node; every job keeps the lowest of those it holds. `InputError`
         names the first of `faults`.
@@ -528,7 +528,7 @@ class QuotaPlan(Problem):
         return found
 
     def answer(self, schedule: Schedule) -> Quotas:
-        """The inverse of `scheduled`; `InputError` for a schedule of another plan."""
+        """Return the quotas of a schedule of this plan, the inverse of `scheduled`."""
         answer = self._quotas(schedule)
         if found := self.faults(answer):
             raise InputError(found[0])
@@ -539,7 +539,7 @@ class QuotaPlan(Problem):
         return self.faults(self._quotas(schedule))
 
     def faults(self, answer: Quotas) -> list[str]:
-        """What is wrong with an answer, a sentence each; see `check`."""
+        """Return what is wrong with an answer, a sentence each; see `check`."""
         if not isinstance(answer, Quotas):
             raise InputError(f"answer: expected Quotas, got {answer!r:.60}")
         kind, gpus, _ = self.pools

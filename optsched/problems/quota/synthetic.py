@@ -1,4 +1,4 @@
-"""Made-up quota plans for tests, tutorials and benchmarks, by seed."""
+"""Synthetic quota plans for tests, tutorials and benchmarks, by seed."""
 
 from __future__ import annotations
 
