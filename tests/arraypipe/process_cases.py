@@ -14,7 +14,6 @@ import random
 import sys
 import time
 import traceback
-import weakref
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -52,7 +51,7 @@ from streams_model import GPU, streams
 from test_arraypipe_settings import plateau, tokens
 from torch import nn
 
-from optsched import InputError, OptschedError, verify
+from optsched import OptschedError, verify
 from optsched.arraypipe import Job, random_schedule, training_run
 from optsched.arraypipe.distributed import messages
 from optsched.arraypipe.distributed import ranks as run_of_ranks
@@ -293,30 +292,6 @@ def transformers_models(ranks: int, names: list[str]) -> list[str]:
             pairs = zip(result.trained, inline.trained, strict=True)
             found += [f"{name}: {line}" for a, b in pairs for line in differences(a, b)]
     return found
-
-
-def nothing_left(ranks: int) -> list[int]:
-    """Models and process groups that are still there after runs: one done, one refused."""
-    models: list[Any] = []
-
-    def build() -> nn.Module:
-        model = build_model()
-        models.append(weakref.ref(model))
-        return model
-
-    array = array_trainer(build, data, jobs=[Row(0, optimizer="adamw").job], stages=CUTS, loss=loss)
-    schedule = random_schedule([1], 4, place=[0, 1, 0, 1])
-    gc.collect()
-    gc.disable()
-    before = len(dist.distributed_c10d._world.pg_map)
-    runs.run(array, schedule, 2, **PROCESSES)
-    try:
-        runs.run(array, schedule, 2 + dist.get_rank(), **PROCESSES)
-    except InputError:
-        after = len(dist.distributed_c10d._world.pg_map)
-    alive = sum(model() is not None for model in models)
-    gc.enable()
-    return [alive, after - before]
 
 
 def caught(ranks: int) -> dict[str, Any]:

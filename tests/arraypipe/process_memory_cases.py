@@ -9,19 +9,17 @@ from typing import Any
 
 import process_cases
 import torch.distributed as dist
-from arraypipe_plans import in_turn
 from memory_limits import little, moving, needs
 from process_cases import PROCESSES, Row, alone, main, patched, trainer
 from runs import run
 
-from optsched import InputError, JobArray
+from optsched import InputError
 from optsched.arraypipe import (
     ArrayTrainer,
     RunConfig,
     random_schedule,
     training_run,
 )
-from optsched.arraypipe.memory.manager import memory_of
 from optsched.arraypipe.train_alone import differences
 
 
@@ -122,35 +120,9 @@ def others(result: Any, rows: list[Row], failed: int) -> list[str]:
     ]
 
 
-def refilled(ranks: int) -> dict[str, Any]:
-    """Six jobs on two slots by `refill`; one does not recompute, and is refused by rank 0 alone."""
-    rows = [Row(j, optimizer="adamw", recompute=j != 3) for j in range(6)]
-    rest = [row.job for row in rows[2:]]
-    array, made = trainer(rows[:2]), []
-    problem = JobArray([[2] * 4] * 2, [[2] * 4] * 2, place=[0, 1, 0, 1], objective="period")
-
-    def limited(runs: Any, segments: Any, _: None, local: int) -> Any:
-        room = sum(needs(runs, segments[0], local))  # for one slot of each kind
-        limit = 10**9 if local else room
-        made.append(memory_of(runs, segments, limit, local))
-        return made[-1]
-
-    with patched(training_run, "memory_of", limited):
-        result = run(array, 
-            in_turn(problem, True), 4,
-            refill=lambda job: rest.pop(0) if rest else None, **PROCESSES,
-        )  # fmt: skip
-    return {
-        "slots": moving(made),
-        "status": [job.status for job in array.jobs],
-        "error": str(array.jobs[3].error),
-        "differences": others(result, rows, 3),
-    }
-
-
 vars(process_cases).update({
     case.__name__: case for case in (
-        tight, too_small, too_large, refilled
+        tight, too_small, too_large
     )
 })  # fmt: skip
 

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from optsched import Csr, CyclicOrder, InputError, JobArray, Schedule, verify
 from optsched.analysis.occupancy import held_bytes
 from optsched.arraypipe import compile_plan, random_schedule
-from optsched.arraypipe.memory.budget import StageBytes, budget
 from optsched.arraypipe.plan.plan import topological, without
 from optsched.solving.solution import PeriodicOrders
 
@@ -131,28 +130,6 @@ def test_refused_with_a_sentence() -> None:
         schedule, options = made if isinstance(made, tuple) else (made, {})
         with pytest.raises(InputError, match=sentence):
             compile_plan(schedule, **options)
-
-
-@given(st.integers(0, 10**6), st.lists(st.integers(1, 2), min_size=1, max_size=3))
-def test_held_is_the_peak_of_a_long_run(seed: int, copies: list[int]) -> None:
-    """Bytes held over one cycle of the steady state are the most that a long run ever holds."""
-    n = len(copies)
-    array = JobArray(
-        np.full((n, 2), 1), 2, activation=[[j + 1, 10 * (j + 1)] for j in range(n)],
-        multiplicity=copies, place=[0, seed % 2], micro_batches=1 + seed % 3, objective="period",
-    )  # fmt: skip
-    schedule = random_rolling(array, seed=seed)
-    plan = compile_plan(schedule)
-    peak, level = [0] * len(plan.devices), [0] * len(plan.devices)
-    for operation, _, _ in walk(plan, [8 * a for a in copies]):
-        device = plan.blocks[operation].device
-        level[device] += int(schedule.acquire[operation])
-        peak[device] = max(peak[device], level[device])
-        level[device] -= int(schedule.free[operation])
-    known = {(j, s): StageBytes(saved=(1, 10)[s] * (j + 1)) for j in range(n) for s in range(2)}
-    assert peak == [budget(plan, d, known).activations for d in range(len(plan.devices))]
-    assert not any(level)
-    assert max(plan.latest) == schedule.offset.max()
 
 
 def test_together_adds_arcs() -> None:
