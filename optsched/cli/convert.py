@@ -154,7 +154,8 @@ def _differences(before: Problem, after: Problem) -> list[str]:
     """Describe what a file, read again, has lost."""
     old, new = before.graph(), after.graph()
     found = []
-    if before.objective_name != after.objective_name:
+    rolling = [problem.problem_kind == "periodic" for problem in (before, after)]
+    if before.objective_name != after.objective_name or rolling == [True, False]:
         found.append(f"its objective ({before.objective_name})")
     names, again = [r.name for r in old.resources], [r.name for r in new.resources]
     if names != again:
