@@ -186,21 +186,6 @@ def test_idle_clusters_are_proved_and_packed(hosts: int) -> None:
                 assert state.room[used].tolist() == [state.room[state.room >= 3].min()]
 
 
-def test_one_host_more_changes_nothing() -> None:
-    """A lone host next to the others is no reason for another choice."""
-    kind = synthetic.cluster("nvswitch", 1).types[0]
-    found = []
-    for n in (24, 25):
-        cluster = Cluster.uniform(kind, n)
-        free = [*range(8), *range(11, 16), *range(18, 24), *range(32, 40)]
-        found.append(
-            LargeSearch(BottleneckBandwidth(cluster)).choose(
-                ClusterState.with_free(cluster, free), 11
-            )
-        )
-    assert found[0] == found[1]
-
-
 def test_unjoined_hosts_are_never_chosen_together() -> None:
     """Two fabrics: what one holds is chosen there, more is not possible."""
     kind = synthetic.cluster("nvswitch", 1).types[0]

@@ -101,20 +101,6 @@ def test_factors_never_rise(permille: list[int], given_at: int) -> None:
     assert not few.cluster.factors and few.level_fits[0][:3] == ("spine", 2, None)
 
 
-def test_runs_of_unknown_gpus_say_nothing_about_levels() -> None:
-    """Nor do those beside other traffic; without factors all is as on a cluster without levels."""
-    truth = BottleneckBandwidth(cluster({**TRUTH, "cluster": 0.5}))
-    table = runs(truth, {"leaf": 3, "spine": 9, "rack": 9}, 1)
-    blind = MeasurementTable(tuple(replace(row, gpus=()) for row in table))
-    model = BottleneckBandwidth(cluster()).fit(blind)
-    assert not model.cluster.factors and {fit.runs for fit in model.level_fits} == {0}
-    flat = BottleneckBandwidth(Cluster.uniform(KIND, 16)).fit(blind)
-    rows = np.array([[8, 8], [5, 3], [1, 1]])
-    assert model.network(rows).tolist() == flat.network(rows).tolist()
-    busy = MeasurementTable(tuple(replace(row, censored=True) for row in table))
-    assert not BottleneckBandwidth(cluster()).fit(busy).cluster.factors
-
-
 def test_measured_sets_keep_their_value() -> None:
     """A limit learnt across a level gives the run back, and more within the lower level."""
     given = cluster({"spine": 0.7})

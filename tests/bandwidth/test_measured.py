@@ -57,12 +57,6 @@ def test_what_was_not_measured_is_not_guessed() -> None:
     assert tables.network[tables.automaton.state(np.array([2, 2]))] == 70
 
 
-def test_runs_beside_other_traffic_are_left_out() -> None:
-    """They are no standalone bandwidths."""
-    table = MeasurementTable((Measurement((2, 2), 70, censored=True),))
-    assert MeasuredBandwidth(CLUSTER, table).known == {}
-
-
 @pytest.mark.parametrize(
     ("row", "words"),
     [

@@ -67,12 +67,6 @@ def test_files(tmp_path: Path) -> None:
     assert MeasurementTable.read(path) == table
 
 
-def test_columns_may_be_missing() -> None:
-    """Hosts and GPUs are extra, and the order of columns is free."""
-    table = MeasurementTable.parse("busbw_GBps,pattern,op,payload_bytes\n1e1,3+5,reduce,\n", "t")
-    assert table == MeasurementTable((Measurement((5, 3), 10_000_000),), "reduce")
-
-
 def test_choice() -> None:
     """Two collectives or payloads need a choice; the message names both lines."""
     text = HEAD + LINE + LINE.replace("16777216", "1024") + LINE.replace("all_reduce", "reduce")
@@ -123,11 +117,3 @@ def test_refused(text: str) -> None:
     """Each fault is found, and named with its line."""
     with pytest.raises(InputError, match=BAD[text]):
         MeasurementTable.parse(text, "t")
-
-
-def test_names_without_words() -> None:
-    """A host name that the text could not tell from others is refused in writing."""
-    for name in ("a b", "a,b", "a:0"):
-        table = MeasurementTable((Measurement((1,), 1, ((name, (0,)),)),))
-        with pytest.raises(InputError, match=r"rows\[0\]\.gpus"):
-            table.to_csv()

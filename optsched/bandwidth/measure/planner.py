@@ -121,17 +121,9 @@ class Plan:
 def plan_measurements(model: BottleneckBandwidth, budget: int) -> Plan:
     """Plan the runs that narrow the 95 % intervals of a model most; no run is made.
 
-    Each run across hosts is chosen after those before it. In two of three every pattern weighs as
-    much as sets of GPUs of its size have it, in the third patterns on the fewest hosts weigh, as
-    far as hosts allow their interval. Added to the budget are one run for every class of alike
-    subsets of a host that has neither table nor run, and three across every level without a factor.
-
-    Parameters
-    ----------
-    model
-        The model so far; its cluster is measured.
-    budget
-        Most runs across hosts.
+    Each run across hosts is chosen after those before it, at most `budget`; all numbers of GPUs
+    weigh the same. Added are one run for every class of alike subsets of a host that has neither
+    table nor run, and three across every level without a factor.
     """
     integer("budget", budget, 0, CANDIDATES)
     if not isinstance(model, BottleneckBandwidth):
@@ -139,8 +131,8 @@ def plan_measurements(model: BottleneckBandwidth, budget: int) -> Plan:
             f"model: expected one that learns (BottleneckBandwidth), got {type(model).__name__}"
         )
     cluster, runs, placed = model.cluster, _within(model), _Placement(model)
-    rows, weights = _candidates(model)
-    rows = rows[model.informative(rows, weights, budget)]
+    rows, weight = _candidates(model)
+    rows = rows[model.informative(rows, weight, budget)]
     found = [tuple(c for c in row if c) for row in rows.tolist()]
     runs += [placed.run(pattern) for pattern in found]
     names, most = cluster.network_levels.names, int(cluster.sizes.max())
@@ -185,21 +177,12 @@ def _candidates(model: BottleneckBandwidth) -> tuple[IntArray, Floats]:
         sizes = -np.sort(-cluster.sizes[[*fabric]])[:hosts]
         fits |= (rows <= np.pad(sizes, (0, hosts - len(sizes)))).all(axis=1)
     rows = rows[fits & ~alone(rows)]
-    low, high = model.network(rows, "low"), model.network(rows, "high")
+    low = model.network(rows, "low")
     ceiling = np.where(rows >= 2, best_within(cluster, model.table)[rows], MOST).min(axis=1)
     useful = ~model.is_measured(rows) & (low > 0) & (low < BINDING * ceiling)
-    rows, low, high, ceiling = rows[useful], low[useful], high[useful], ceiling[useful]
-    log = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, max(most, hosts) + 1)))])
-    sets = (log[most] - log[rows] - log[most - rows]).sum(axis=1)  # logs of factorials
-    for count in range(most + 1):
-        sets -= log[(rows == count).sum(axis=1)]
-    total, used = rows.sum(axis=1), (rows > 0).sum(axis=1)
-    common = np.exp(sets - sets.max(initial=0.0))
-    common /= np.bincount(total, common)[total]
-    compact = (used == np.maximum(2, -(-total // most))).astype(np.float64)
-    compact /= np.maximum(np.bincount(total, compact), 1)[total]
-    compact *= np.minimum(1.0, np.log(ceiling / low) / np.log(np.maximum(high, low + 1) / low))
-    return rows, np.array([common, common, compact])
+    rows = rows[useful]
+    total = rows.sum(axis=1)
+    return rows, 1 / np.bincount(total)[total]  # all numbers of GPUs weigh the same
 
 
 def _within(model: BottleneckBandwidth) -> list[Run]:

@@ -68,14 +68,14 @@ class GaussianProcess:
         """Rows to measure: each narrows the intervals of all rows most, after those before it.
 
         How wide intervals are after a run does not depend on its result (Cohn, 1996). `weight` has
-        weights of the variances of the candidates, shape (k, n): its rows take turns.
+        weights of the variances of the candidates, shape (n,).
         """
         explained = self._inverse @ _covariance(self.inputs, self.trend, inputs, trend)
         joint = _covariance(inputs, trend, inputs, trend) - explained.T @ explained
         found: list[int] = []
-        for i in range(min(count, len(inputs))):
+        for _ in range(min(count, len(inputs))):
             variance = np.diag(joint) + NOISE**2
-            gain = weight[i % len(weight)] @ joint**2 / variance
+            gain = weight @ joint**2 / variance
             gain[found] = -1.0
             best = int(np.argmax(gain))
             found.append(best)
