@@ -57,6 +57,21 @@ def test_an_answer(cli: Cli) -> None:
     assert shared["start"][1] == {"task": "small", "agents": {"n2": 2}, "slots": 2}
 
 
+def test_pools(cli: Cli) -> None:
+    """Every pool decides for itself; starts name it."""
+    pool = {key: value for key, value in STATE.items() if key != "format"}
+    other = {
+        "name": "cpu", "agents": [{"name": "c1", "slots": 1}],
+        "tasks": [{"name": "x", "slots": 1}],
+    }  # fmt: skip
+    tree = {"format": "optsched.decide/1", "pools": [{**pool, "name": "gpu"}, other]}
+    answer = json.loads(cli("decide", put("p.json", tree)).out)
+    assert answer["release"] == ["old"]
+    assert [(row["task"], row["pool"]) for row in answer["start"]] == [
+        ("board", "gpu"), ("x", "cpu"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -218,3 +218,16 @@ def test_passes_follow_the_quota() -> None:
     assert totals == [[500] * 3, [250] * 4, [1000] * 2]
     assert done.jobs[1].expected == 4
     assert [pass_samples(g, 250.5) for g in (1, 2, 4)] == [250, 501, 1002]
+
+
+def test_pass_times() -> None:
+    """Estimates come from measurements of the template, without any from the user."""
+    one, two = job("one", sizes=(1, 2), template="t"), job("two", sizes=(2, 4), template="t")
+    times = PassTimes()
+    assert times.of(job("x", pass_seconds=3.0))[0] == 3000
+    for size, time in ((1, 1000), (2, 700), (2, 500), (2, 550)):
+        times.add(one, size, time)
+    base, speed = times.of(two)
+    assert (base, speed.of(2)) == (1000, pytest.approx(1000 / 583.333))
+    assert speed.of(4) == live.UNMEASURED.of(4)
+    assert times.of(job("x"))[0] == 1000

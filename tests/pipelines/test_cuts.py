@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import optsched
 from optsched import InputError, JobArray
-from optsched.pipelines import one_f_one_b, partition
+from optsched.pipelines import interleaved, one_f_one_b, partition, wrapped, zb_h1
 from optsched.pipelines.cuts import best_cuts
 from optsched.problems.jobarray.derived import merged
 
@@ -114,6 +114,16 @@ def test_memory_states_and_what_is_in_flight() -> None:
         partition(array, 3, 199)
     with pytest.raises(InputError, match=r"memory: none of the .* best cuts has a schedule"):
         partition(array, 3, 230, schedule=one_f_one_b)
+
+
+def test_pipelines_with_chunks_and_split_backward() -> None:
+    """Chunks on devices, and blocks I and W: the same call with another schedule."""
+    array = JobArray([[1, 2, 3, 4, 2, 2, 1, 3]], [[2] * 8], weight=[[1] * 8], micro_batches=4)
+    chunked = partition(array, 4, schedule=interleaved, place=wrapped(2, 2))
+    assert chunked.array.place == wrapped(2, 2) and chunked.lower_bound <= chunked.value
+    split = partition(array, 3, schedule=zb_h1)
+    assert split.array.weight is not None and int(split.array.weight.sum()) == 8
+    assert optsched.verify(split.schedule) == []
 
 
 def test_a_profile_gives_names_and_bytes() -> None:

@@ -116,6 +116,14 @@ def test_memory_is_what_two_state_buffers_leave() -> None:
     assert bytes_of("512MiB") == 2**29
 
 
+def test_mixed_links() -> None:
+    """Every fourth cut is InfiniBand, and devices are grouped in servers of four."""
+    fields = job_array_fields("gpt2_xl", 9, [8], link="mixed")
+    lags = fields["lag_forward"][0].tolist()
+    assert [lag > min(lags) for lag in lags] == [False, False, False, True] * 2
+    assert fields["servers"] == tuple(f"server{v // 4}" for v in range(9))
+
+
 HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"model": "vgg16"}, 'model: expected one of vgg19, .*got "vgg16"'),
     ({"stages": 51}, r"stages: .*1\.\.50, got 51"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HOSTILE = (
-    "</script><script>alert(1)</script><!--TITLE-->/*DATA*/<img src=x onerror=alert(2)>&\"'\u2028"
+    "&\u2028</script><script>alert(1)</script><!--TITLE-->/*DATA*/<img src=x onerror=alert(2)>\"'"
 )
 
 

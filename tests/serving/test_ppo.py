@@ -161,6 +161,16 @@ def test_flow_rewards_sum_to_the_objective() -> None:
         assert sum(rewards) == pytest.approx(wanted, rel=1e-5), seed
 
 
+def test_overload_ends_an_episode() -> None:
+    """With more requests in the system than the limit; the last reward has the penalty."""
+    fleet = fleet_of(short())
+    fleet.goal["limit"] = 5
+    made, rewards = episode(fleet, draws())
+    assert 1 < len(made) < 40
+    penalty = float(fleet.goal["latency"][0]) * 5 * ppo.HORIZON_NS
+    assert min(rewards[:-1]) > -penalty > rewards[-1]
+
+
 def test_settled_rewards_equal_a_replay() -> None:
     """The paper's reward of every block, from the log of the same decisions."""
     scenario = short(60, rate=1200)
@@ -214,6 +224,18 @@ def test_open_blocks_are_settled() -> None:
     assert all(one.trace["decision"] == 1 for one in fleet.worlds)
     assert all(one.rule["server"] == rules.EXTERNAL for one in fleet.worlds)
     fleet.step(rng.integers(0, [3, 4, 6], (8, 3)))
+
+
+def test_done_is_one_minus_the_discount() -> None:
+    """By the time that passed; 1 at an episode's end; in paper mode always."""
+    fleet = fleet_of(short())
+    before = fleet.worlds[0].trace["now"].copy()
+    _, _, end, _ = fleet.step(np.zeros((1, 3)))
+    passed = fleet.worlds[0].trace["now"] - before
+    assert end == pytest.approx(1 - np.exp(-passed / 50e6), rel=1e-5)
+    fleet.goal["limit"] = 1
+    assert max(fleet.step(np.zeros((1, 3)))[2][0] for _ in range(20)) == 1
+    assert fleet_of(short(), "paper").step(np.zeros((1, 3)))[2] == 1
 
 
 def test_mixed_head() -> None:

@@ -150,3 +150,11 @@ def test_known_values() -> None:
     lower = [int((np.diff(guess, axis=k) < 0).sum()) for k in range(4)]
     assert sum(lower) == 90 and sum(np.diff(guess, axis=k).size for k in range(4)) == 768
     assert all((np.diff(table, axis=k) >= 0).all() for k in range(4))
+
+
+def test_times_are_rounded_up() -> None:
+    """To whole ns, unless only the last bit of the number is beyond one."""
+    scenario = plain([0.1, 0.2 + 0.1, 1e-7, 5e8 + 1e-6], launch_ms=1e-7)
+    assert scenario.arrival.tolist() == [1, 100_000, 300_000, 500_000_000_000_001]
+    assert scenario.launch.tolist() == [1]
+    assert scenario.ids == (2, 0, 1, 3)

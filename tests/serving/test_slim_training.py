@@ -102,6 +102,20 @@ def test_accuracy_of_every_tuple_is_that_of_a_direct_pass(monkeypatch: pytest.Mo
     assert [calls.count(k) for k in range(3)] == [2, 4, 8]
 
 
+def test_images_that_do_not_fit_are_refused() -> None:
+    """By training and by measuring."""
+    good = some(digits(), 8)
+    for wrong, message in (
+        (Images(good.x.expand(-1, 3, -1, -1), good.y), r"images.x: expected \(n, 1, side"),
+        (Images(good.x, good.y[:7]), "images.y: expected 8 classes"),
+        (Images(good.x, good.y + 5), r"images.y: expected classes in 0\.\.9, got"),
+        (Images(good.x[:0], good.y[:0]), "images.x: expected"),
+    ):
+        for use in (training.train_slim, training.measure_accuracy):
+            with pytest.raises(InputError, match=message):
+                use(tiny(), wrong)
+
+
 class Hostile:
     """A plain unpickler that reads one makes a folder."""
 

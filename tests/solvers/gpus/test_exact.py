@@ -9,6 +9,7 @@ from random_subsets import allowed
 from subset_cases import four_by_eight, optimum, ruled_problem
 
 import optsched
+from optsched.bandwidth.models.model import UnmeasuredPattern
 from optsched.bandwidth.topology.policy import Policy
 from optsched.errors import InputError, UnsupportedProblem
 from optsched.solving.solver import solver as find_solver
@@ -64,6 +65,27 @@ def test_preferred_levels():  # type: ignore[no-untyped-def]
     for solver in (*PROVERS, "genetic", "eha"):
         with pytest.raises(UnsupportedProblem, match="preferred"):
             optsched.solve(problem, solver)
+
+
+def test_values_are_the_definition():  # type: ignore[no-untyped-def]
+    """Values of vectors are those of their best subsets; the excess is 0 for feasible vectors."""
+    for seed in range(depth(20, 60)):
+        problem = ruled_problem(seed)
+        vectors = CountVectors(problem)
+        for block in vectors.blocks():
+            values, wrong = vectors.values(block).tolist(), vectors.excess(block)
+            for row, value, fault in zip(block, values, wrong.tolist(), strict=True):
+                gpus = vectors.gpus(row)
+                broken = problem.policy.broken_by(
+                    problem.cluster,
+                    {h: c for h, c in zip(vectors.hosts, row.tolist(), strict=True) if c},
+                )
+                assert (fault == 0) == (not broken), (seed, row, broken)
+                if value < 0:
+                    with pytest.raises(UnmeasuredPattern):
+                        problem.share(gpus)
+                else:
+                    assert problem.share(gpus).value == value, (seed, row)
 
 
 def test_refusals(monkeypatch):  # type: ignore[no-untyped-def]

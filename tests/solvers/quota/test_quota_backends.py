@@ -24,7 +24,7 @@ from optsched.solving.solver import Solver
 from optsched.solving.solver import solver as find_solver
 from optsched.testing.common import against
 from optsched_solvers.quota.exact import allocate, certificate
-from optsched_solvers.quota.plans import first_answer
+from optsched_solvers.quota.plans import first_answer, remainders
 
 SOLVERS = optsched.solvers("quota")
 EXACT = ("auto", "branch_and_bound", "cpsat", "quota")
@@ -70,6 +70,27 @@ def test_the_special_algorithms_need_no_bound_of_others(seed: int) -> None:
 
 def _free(job: QuotaJob) -> QuotaJob:
     return QuotaJob(**{**job.given(), "locality": "any", "current": None})
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3), st.integers(0, 4)), min_size=1,
+             max_size=5),
+    st.integers(0, 9),
+    st.sampled_from([1, 7, 10**6]),
+)  # fmt: skip
+def test_largest_remainders_are_optimal(
+    jobs: list[tuple[int, int, int]], extra: int, unit: int
+) -> None:
+    """Both on exact shares (`quota`) and on rounded ones they reach the least distance."""
+    rows = [
+        QuotaJob(f"j{i}", minimum=low, maximum=low + more, score=score, must_run=True)
+        for i, (score, low, more) in enumerate(jobs)
+    ]
+    budget = sum(low for _, low, _ in jobs) + extra
+    problem = QuotaPlan(rows, budget=budget, objective="proportional", resolution=unit)
+    best = optimum(problem)
+    assert best == problem.lower_bound()
+    assert problem.worth(remainders(problem)) == problem.worth(allocate(problem)[0]) == best
 
 
 def _lexicographic(problem: QuotaPlan) -> list[int]:

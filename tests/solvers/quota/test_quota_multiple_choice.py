@@ -159,6 +159,12 @@ def test_large_adversarial(kind: str, share: float) -> None:
     assert worth(rows, chosen(rows, budget)) == best[budget]
 
 
+def test_smaller_of_equals() -> None:
+    """GPUs that add nothing are not taken."""
+    assert choice([0, 3], [1, 2, 4], [5, 5, 5], 9)[0].tolist() == [1]
+    assert choice([0, 2], [0, 3], [0, -1], 9)[0].tolist() == [0]
+
+
 def test_huge_numbers_stay_exact() -> None:
     """Values near the limit: one unit decides, and no product overflows."""
     top = 2**56
