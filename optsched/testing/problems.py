@@ -89,7 +89,8 @@ def _tiny_goals() -> list[Problem]:
     chains = [[(0, 3), (1, 2), (2, 2)], [(0, 2), (2, 1), (1, 4)], [(1, 4), (2, 3)]]
     blocks = [[2, 3], [4, 1]]
     single = [[(0, p)] for p in (4, 2, 6, 3, 5)]
-    late, total = {"objective": LATENESS}, {"objective": TOTAL}
+    late: dict[str, Any] = {"objective": LATENESS}
+    total: dict[str, Any] = {"objective": TOTAL}
     return [
         JobShop(chains, **late, due=[9, 30, 4], name="3x3, lateness"),
         JobShop(chains, **late, due=[20, 31, 40], name="3x3, all early"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import GenericAlias
 from typing import Annotated, Any
 
 import msgspec
@@ -48,9 +49,9 @@ _Document = _struct(
     ("format", str),
     ("name", str, ""),
     ("time_unit", str, "us"),
-    ("devices", list[_Device]),
+    ("devices", GenericAlias(list, _Device)),
     ("place", Any, None),
-    ("jobs", Annotated[list[_Job], msgspec.Meta(min_length=1)]),
+    ("jobs", Annotated[GenericAlias(list, _Job), msgspec.Meta(min_length=1)]),
     ("options", _Options, msgspec.field(default_factory=_Options)),
 )
 
