@@ -91,7 +91,7 @@ def test_picture_and_latex(cli: Cli) -> None:
     pytest.importorskip("matplotlib")
     words = ("--plot", "gaps.svg", "--latex", "gaps.tex", "--quiet")
     ran = cli(*BENCH, "--solvers", "dispatch,tabu", *words)
-    assert ran.code == 0 and ran.err == ""
+    assert ran.code == 0 and ran.err == ran.out == ""
     picture = Path("gaps.svg").read_text()
     assert all(f'id="{part}-{k}"' in picture for part in ("profile", "gaps") for k in (0, 1))
     table = Path("gaps.tex").read_text()
