@@ -57,20 +57,6 @@ def script() -> ModuleType:
 # values
 
 
-@pytest.mark.parametrize(
-    ("jobs", "rest"),
-    [
-        ([[(0, 1), (1, 1)], [(0, 1)]], {}),
-        ([[(0, 1), (0, 1)], [(0, 1), (1, 1)]], {}),
-        (TOY, {"release": [0, 1]}),
-        (TOY, {"deadline": [None, 90]}),
-    ],
-)
-def test_not_classic(jobs: Any, rest: Any) -> None:
-    """A skipped or repeated machine, a release or a deadline makes a shop non-classic."""
-    assert not JobShop(jobs, ["a", "b"], **rest).is_classic
-
-
 @given(shops())
 def test_graph_describes_the_shop(shop: JobShop) -> None:
     """Row-major ids, one machine each, chains without lags, windows on first and last steps."""
@@ -152,15 +138,6 @@ def test_reversed_twice_is_the_shop(shop: JobShop) -> None:
 
 
 # as a problem
-
-
-def test_bounds_below_published_optima() -> None:
-    """Machine and chain bounds never exceed the proved optimum, and are not trivial."""
-    optima = {"ft06": 55, "ft10": 930, "ft20": 1165}
-    for name, optimum in optima.items():
-        shop = JobShop.read(INSTANCES / f"{name}.txt")
-        load = int(np.bincount(shop.machine, shop.duration).max())
-        assert load <= shop.lower_bound() <= optimum, name
 
 
 def test_evaluate() -> None:

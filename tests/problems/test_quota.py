@@ -20,7 +20,6 @@ from optsched import InputError, QuotaJob, QuotaPlan
 from optsched.formats.read_problem import read_problem
 from optsched.problems.quota import document as quota_json
 from optsched.problems.quota.problem import Node, Quotas
-from optsched.problems.quota.synthetic import synthetic
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -214,15 +213,6 @@ def test_bad_plans(fields: dict[str, Any], rule: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.slow
-def test_a_plan_of_the_most_gpus() -> None:
-    """As many as are allowed are solved, each with its name."""
-    job = QuotaJob("a", maximum=3, score=1, must_run=True)
-    problem = QuotaPlan([job], budget=10**6, objective="proportional")
-    assert problem.quota(optsched.solve(problem, "quota", time_limit=600).schedule) == {"a": 3}  # type: ignore[arg-type]
-    assert problem.resources[-1].name == "g999999"
-
-
 def test_infeasible_plans_name_their_jobs() -> None:
     """Too small a budget is no error, but no answer either."""
     jobs = [QuotaJob(f"j{i}", minimum=3, utility=[1], must_run=True) for i in range(7)]
@@ -362,10 +352,3 @@ def test_the_bound_of_equal_jobs_on_two_types(n: int, worth: int) -> None:
     jobs = [QuotaJob(f"j{i}", sizes=sizes, utility=utility) for i in range(n)]
     budget = {"a": n // 3, "b": n // 2}
     assert QuotaPlan(jobs, budget=budget).lower_bound() == -worth * 10**6
-
-
-def test_synthetic_plans_repeat() -> None:
-    """Same arguments, same plan; the seed matters."""
-    assert synthetic(9, 3, 1) == synthetic(9, 3, 1) != synthetic(9, 3, 2)
-    with pytest.raises(InputError, match="cannot all run"):
-        synthetic(9, 1, objective="makespan")

@@ -174,12 +174,7 @@ class JobShop(Problem):
     ) -> JobShop:
         """Build a shop from two matrices: entry [j, i] is the i-th operation of job j.
 
-        Parameters
-        ----------
-        durations, machines
-            Shape (n_jobs, n_steps), integer dtypes only; machines are numbered from 0.
-        fields
-            As in the constructor.
+        Both have shape (n_jobs, n_steps) and integer dtypes; machines are numbered from 0.
         """
         times, places = int_array("durations", durations, 2), int_array("machines", machines, 2)
         if times.shape != places.shape:
@@ -196,22 +191,13 @@ class JobShop(Problem):
         Parameters
         ----------
         table
-            The path of a CSV file; a pandas or polars data frame, or another mapping from names to
-            columns; a list of mappings. Columns ``job``, ``machine`` (name or number) and
+            As in `JobArray.from_table`, with columns ``job``, ``machine`` (name or number) and
             ``duration``; a row per operation, in the order of the rows or of a column ``step``.
             Optional columns ``release`` and ``deadline`` repeat the value of the job.
-        time_unit
-            Unit of the times: ``ns us ms s``; or as part of a header, such as ``duration_ms``.
-            Without a unit only integers are accepted.
-        tick
-            Unit of the shop, to which times are rounded; default ``us`` (``ns`` if one is in ns).
+        time_unit, tick
+            As in `JobArray.from_table`; without a unit only integers are accepted.
         fields
             Those of `JobShop` that are not in the table.
-
-        Raises
-        ------
-        InputError
-            With row, column and value; also for a time above 0 that would round to 0.
 
         Examples
         --------
@@ -394,8 +380,6 @@ class JobShop(Problem):
 
         Parameters
         ----------
-        path
-            The file.
         format
             ``"json"`` (``optsched.jobshop/1``), ``"standard"`` (JSPLIB text), ``"taillard"``, or
             the name of another one of `optsched.formats.registry` that can be written.
