@@ -78,7 +78,7 @@ def graph_goal(goal: Goal) -> Goal | None:
     """The part of a goal that a graph holds: None for the makespan, else only what counts."""
     if goal.objective == MAKESPAN:
         return None
-    return goal._replace(**{"due" if goal.objective == TOTAL else "job_weight": ()})
+    return goal._replace(due=()) if goal.objective == TOTAL else goal._replace(job_weight=())
 
 
 def objective_name(graph: Schedule) -> str:
@@ -100,7 +100,8 @@ def objective_value(graph: Schedule, end: IntArray) -> int:
     goal = graph.goal
     if goal is None:
         return int(end.max(initial=0))
-    pairs = zip(job_ends(graph, end).tolist(), per_job(graph), strict=True)
+    ends: list[int] = job_ends(graph, end).tolist()
+    pairs = zip(ends, per_job(graph), strict=True)
     if goal.objective == TOTAL:  # Python integers: foreign starts may be late
         return sum(weight * last for last, weight in pairs if last >= 0)
     return max(last - due for last, due in pairs if last >= 0)

@@ -10,7 +10,7 @@ import numpy as np
 
 from optsched.errors import CyclicOrder
 from optsched.model.graph import evaluate, machine_orders, scheduled
-from optsched.model.objectives import MAKESPAN, TOTAL, objective_value
+from optsched.model.objectives import MAKESPAN, TOTAL, objective_value, per_job
 from optsched.model.schedule import NO_DEADLINE, Csr
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, loaded
@@ -201,6 +201,10 @@ class Dispatcher:
         self.seed = seed
         self.has_deadlines = bool((graph.deadline != NO_DEADLINE).any())
         self._tails: dict[bool, tuple[IntArray, IntArray, IntArray]] = {}
+        counted = np.ones(int(graph.job.max(initial=-1)) + 1, np.int64)
+        if graph.goal is not None:
+            counted = np.array(per_job(graph), np.int64)
+        self.weight = np.maximum(counted, 1e-9)  # of every job; 0 would divide by zero
 
     @cached_property
     def forward(self) -> DispatchGraph:
@@ -277,14 +281,19 @@ class Dispatcher:
         return rank
 
     def job_rank(self, rule: str) -> IntArray:
-        """Rank of every job by number for the FIFO rules, by total work for the others."""
+        """Rank of every job by number for the FIFO rules, by total work for the others.
+
+        With weights of jobs the FIFO rules go by total work per weight (Smith 1956).
+        """
         graph = self.graph
         jobs = int(graph.job.max(initial=-1)) + 1
-        if rule in ("b_first", "f_first", "one_f_one_b"):
+        is_fifo = rule in ("b_first", "f_first", "one_f_one_b")
+        if is_fifo and graph.goal is None:
             return np.arange(jobs)
         work = np.zeros(jobs, np.int64)
         np.add.at(work, graph.job, graph.duration)
-        ascending = np.argsort(-work if rule == "job_lpt" else work, kind="stable")
+        keys = work / self.weight if is_fifo else -work if rule == "job_lpt" else work
+        ascending = np.argsort(keys, kind="stable")
         if rule == "valley":  # small ... large ... small
             ascending = np.concatenate([ascending[0::2], ascending[1::2][::-1]])
         rank = np.empty(jobs, np.int64)
@@ -293,8 +302,9 @@ class Dispatcher:
 
     def _shop_keys(self, rule: str, backwards: bool) -> list[Any]:
         duration = self.graph.duration
+        weight = self.weight[self.graph.job]
         if rule == "spt":
-            return [duration]
+            return [duration / weight]
         if rule == "lpt":
             return [-duration]
         if rule == "random":
@@ -302,7 +312,7 @@ class Dispatcher:
         if rule in ("fifo", "est"):
             return []
         tail, work, number = self._remaining(backwards)
-        return {"tail": [-tail], "mwkr": [-work], "lwkr": [work], "mopnr": [-number]}[rule]
+        return {"tail": [-tail], "mwkr": [-work], "lwkr": [work / weight], "mopnr": [-number]}[rule]
 
     def _remaining(self, backwards: bool) -> tuple[IntArray, IntArray, IntArray]:
         """Longest tail, work and number of operations of the job from each operation on."""
