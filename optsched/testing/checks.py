@@ -128,9 +128,10 @@ def check_warm_start(engine: Solver, problem: Any, time_limit: float) -> None:
     if first.schedule is None or first.objective is None:
         return
     for seconds in (None, 0, 0.1):
-        limit = {"iterations": 0} if seconds is None else {"time_limit": seconds}
-        run = counted if seconds is None else solve
-        again = run(problem, engine, warm_start=first.schedule, **limit)
+        if seconds is None:
+            again = counted(problem, engine, 0, warm_start=first.schedule)
+        else:
+            again = solve(problem, engine, warm_start=first.schedule, time_limit=seconds)
         consistent(problem, again)
         assert again.objective is not None and again.objective <= first.objective, (
             f"warm start {first.objective}, returned {again.objective}"
