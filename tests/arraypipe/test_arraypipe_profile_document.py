@@ -6,8 +6,6 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from optsched import InputError
 from optsched.arraypipe.profile import Profile, from_tree, to_bytes
@@ -117,27 +115,6 @@ def test_a_wrong_document_is_refused_by_field(field: str, value: Any, sentence: 
     """One sentence that begins with the file and names the field."""
     with pytest.raises(InputError, match=rf"^x\.json: .*{re.escape(sentence)}"):
         made(field, value)
-
-
-@given(st.randoms(use_true_random=False))
-def test_any_change_is_read_or_refused(draw: Any) -> None:
-    """Whatever one place of a document is replaced by: a profile or an `InputError`."""
-    given_tree = tree()
-    node: Any = given_tree
-    while True:
-        key = draw.choice(list(node) if isinstance(node, dict) else range(len(node)))
-        if not isinstance(node[key], (dict, list)) or not node[key] or draw.random() < 0.2:
-            break
-        node = node[key]
-    node[key] = draw.choice([None, True, -1, 0, 1, 7, 2**53, 1.5, "", "a", "F", "fp64", [], {}])
-    try:
-        profile = from_tree(given_tree, "x.json")
-    except InputError as error:
-        assert str(error).startswith("x.json: ")
-    else:
-        assert str(profile)
-        for job in range(len(profile.jobs)):
-            assert profile.block(0, profile.jobs[job].batch, profile.jobs[job].precision)
 
 
 def test_times_bytes_and_lags() -> None:
