@@ -110,15 +110,9 @@ def cluster(
     ----------
     kinds
         Of `KINDS`; host h has the kind h modulo their number. Hosts of one kind are alike.
-    hosts
-        Number of hosts.
-    seed
-        Seed of the bandwidths within hosts.
     levels
         Hosts of a domain by level, the lowest first, each a multiple of the one before, such as
         ``{"leaf": 4, "spine": 16}``; the last domain may have fewer.
-    name
-        Label.
     """
     integer("hosts", hosts, 1, MOST_HOSTS)
     order = [kinds] if isinstance(kinds, str) else list(kinds)

@@ -116,17 +116,7 @@ class ClusterState:
         down: str = "",
         demands: Mapping[str, int] = MappingProxyType({}),
     ) -> ClusterState:
-        """Make a state from texts such as ``"n01:0-5 n02"`` (see `Cluster.parse`).
-
-        Parameters
-        ----------
-        cluster
-            The cluster of the GPUs.
-        free, down, jobs
-            GPUs, and GPUs by job.
-        demands
-            kB/s by job, where known.
-        """
+        """Make a state from texts such as ``"n01:0-5 n02"``; demands are in kB/s."""
         for key, given in (("jobs", jobs), ("demands", demands)):
             if not isinstance(given, Mapping):
                 raise InputError(f"{key}: expected a mapping by job, got {given!r:.60}")
