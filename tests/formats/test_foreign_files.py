@@ -164,7 +164,6 @@ def test_windows_of_operations(data: st.DataObject, inside: bool, tmp_path: Path
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"due_dates_matrix": [[None, None, 20], [None, None]]}, "due_dates_matrix: due dates are not"),
     ({"machines_matrix": [[[0, 1], 1, 0], [[1, 0], 0]]}, "flexible job shop (2 operations with al"),
-    ({"release_dates_matrix": [[0, 0, 0]]}, "release_dates_matrix: expected 2 rows as in dur"),
     ({"deadlines_matrix": [[9, 9], [9, 9]]}, "deadlines_matrix[0]: expected 3 values"),
     ({"setup_times": [[0]]}, 'unknown field "setup_times"'),
     *(
@@ -174,7 +173,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "no_wait_jobs", "operation_data",
         )
     ),
-    ({"metadata": {"objective": "total_tardiness"}}, "metadata.objective: may change the problem"),
 ]  # fmt: skip
 
 
@@ -202,7 +200,6 @@ TABLES: dict[str, str] = {
     "JobID|Submit|Start|End|AllocTRES\n": "a log of sacct",
     "       JobID    JobName  Partition      State \n------------ ---------- ---------- \n":
         "sacct without -P",
-    "     JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)\n": "squeue",
     '{\n  "meta": {},\n  "jobs": [{"job_id": 1}]}': "sacct --json",
     '[{"status": "Pass", "vc": "a", "jobid": "b", "attempts": [], "submitted_time": "None"}]':
         "Philly's log",

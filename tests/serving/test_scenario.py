@@ -60,13 +60,10 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"accuracy": {"0,0": 50.0}}, "accuracy: 3 of 4 tuples are missing"),
     ({"accuracy.0,2": 50.0}, "accuracy: expected 2 indices of widths such as"),
     ({"accuracy.0,1": 101.0}, 'accuracy["0,1"]: expected a percentage'),
-    ({"accuracy.0,1": GONE, "accuracy_prior": "guess"}, "accuracy_prior: expected additive or ne"),
     ({"requests.1.id": "x"}, "requests[1].id: 'x' is also the id of requests[0]"),
-    ({"requests.1.arrival_ms": 1e10}, "arrival_ms[1]: expected at most 9007199255 ms, got 1e+10"),
     ({"requests.0.weight": 1}, 'requests[0]: unknown field "weight"'),
     ({"servers": []}, "servers: expected at least one"),
     ({"servers.0.sat_mmac": GONE}, "servers[0].contention: needs sat_mmac"),
-    ({"link.activation_mb": [[1.0]]}, "link.activation_mb: expected shape (2, 2), got (1, 1)"),
     ({"format": "optsched.routing/2"}, 'format: "optsched.routing/2" is newer than this optsched'),
 ]
 

@@ -48,7 +48,6 @@ def test_bound_of_one_and_schedule_of_another_end_the_portfolio() -> None:
     assert portfolio.finish().status == "unknown"
     assert (monitor.objective, monitor.lower_bound) == (7, 7)
     assert {event.source for event in monitor.history} == {"search", "prove"}
-    assert monitor.elapsed < 50
     assert not monitor.interrupted
 
 
@@ -84,7 +83,6 @@ def test_proof_of_infeasibility_ends_the_portfolio_without_interrupting() -> Non
         pass
     assert portfolio.finish().reason == "too little memory"
     assert not monitor.interrupted
-    assert monitor.elapsed < 30
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -223,7 +223,6 @@ def test_memory_in_which_nothing_fits() -> None:
     graph = JobArray([[1, 1]] * 2, [[1, 1]] * 2, activation=3, memory=2).graph()
     monitor = Monitor(Limits(time_limit=600))
     improve(graph, monitor)
-    assert monitor.elapsed < 60
     assert all(improved(r, 0) >= 0 for r in relaxations(graph))
 
 
