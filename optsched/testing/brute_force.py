@@ -103,8 +103,8 @@ def _best_of(graph: Schedule, rows: list[Any], many: int) -> int | None:
     last = np.stack([end[feasible][:, graph.job == j].max(axis=1) for j in jobs], axis=1)
     if graph.goal.objective == "maximum_lateness":
         return int((last - np.array(graph.goal.due)[jobs]).max(axis=1).min())
-    weight = graph.goal.job_weight or (1,) * (jobs[-1] + 1)
-    return int((last * np.array(weight)[jobs]).sum(axis=1).min())
+    weights = graph.goal.job_weight or (1,) * (jobs[-1] + 1)
+    return int((last * np.array(weights)[jobs]).sum(axis=1).min())
 
 
 class TooLarge(Exception):
