@@ -312,7 +312,9 @@ class Dispatcher:
         if rule in ("fifo", "est"):
             return []
         tail, work, number = self._remaining(backwards)
-        return {"tail": [-tail], "mwkr": [-work], "lwkr": [work / weight], "mopnr": [-number]}[rule]
+        if rule == "lwkr":
+            return [work / weight]
+        return {"tail": [-tail], "mwkr": [-work], "mopnr": [-number]}[rule]
 
     def _remaining(self, backwards: bool) -> tuple[IntArray, IntArray, IntArray]:
         """Longest tail, work and number of operations of the job from each operation on."""
