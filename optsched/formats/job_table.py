@@ -77,6 +77,7 @@ class _Table:
         if not self.places:
             raise InputError(f"{self.file or 'table'}: expected a header and at least one row")
         self.columns = [_column(header, column, time_unit) for header, column in cells.items()]
+        self.first = {(one.field, one.stage): one for one in reversed(self.columns)}
         self.plain = {one.field: one for one in self.columns if one.stage is None}
         self.fields = {one.field for one in self.columns}
         units = {one.unit for one in self.columns if one.unit}
@@ -96,6 +97,17 @@ class _Table:
                 raise InputError(
                     f"{self.file or 'table'}: unknown column {format_value(column.header)}{hint}; "
                     "leave out what is not part of the problem"
+                )
+            staged = column.field in FIELDS and FIELDS[column.field].kind in ("stage", "cut")
+            if column.stage is not None and not staged:
+                raise InputError(
+                    f"{self.file or 'table'}: column {column.header}: {column.field} has no stages"
+                )
+            first = self.first[column.field, column.stage]
+            if first is not column:
+                raise InputError(
+                    f"{self.file or 'table'}: columns {first.header} and {column.header} both hold "
+                    f"{column.field}, keep one"
                 )
 
     def refuse(self, r: int, column: _Column, rule: str) -> NoReturn:
@@ -301,7 +313,7 @@ def _job_shop(table: _Table, given: Mapping[str, Any]) -> JobShop:
     table.check(_SHOP, [*_SHOP, "step", *windows])
     jobs, columns = table.jobs(), table.plain
     labels = [table.name(r, columns["machine"]) for r in range(len(table.places))]
-    numbered = all(name.isdecimal() and len(name) < 10 for name in labels)
+    numbered = all(name.isdecimal() and name == str(int(name)) for name in labels)
     number = {name: int(name) if numbered else k for k, name in enumerate(dict.fromkeys(labels))}
     chains = []
     for name, rows in jobs.items():

@@ -83,6 +83,8 @@ def test_shops(tmp_path: Path) -> None:
     numbered = [{**row, "machine": i % 2, "step": 9 - i} for i, row in enumerate(STEPS)]
     shop = JobShop.from_table(numbered, "us", tick="ns")
     assert (shop.jobs, shop.time_unit) == ((((0, 2000), (0, 3000)), ((1, 4000),)), "ns")
+    padded = [{**row, "machine": name} for row, name in zip(STEPS, ("1", "01", "1"), strict=True)]
+    assert JobShop.from_table(padded).machines == ("1", "01")
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from(["ns", "us", "ms", "s"]))
@@ -147,6 +149,8 @@ def changed(**cells: Any) -> list[dict[str, Any]]:
         ([{**r, "micro_batches": i} for i, r in enumerate(ROWS, 1)], "ms", "expected 1 as before"),
         ({"forward_0": [1], "backward_1": [1]}, "ms", "backward of stage 1, expected 0..0"),
         ({"forward": [1], "backward_0": [1]}, "ms", "column forward: expected one per stage"),
+        ({"forward_0": [1], "backward_0": [1], "release_0": [4]}, "ms", "release has no stages"),
+        ({"forward_0_us": [1], "forward_0": [1], "backward_0": [1]}, "ms", "both hold forward"),
         ({"job": ["a"], "stage": [1]}, "ms", "column kind is missing"),
         ({"job": ["a", "b"], "stage": [1]}, "ms", "the columns differ in length"),
     ],
