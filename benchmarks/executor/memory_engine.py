@@ -41,6 +41,7 @@ class SimulatedEngine(CopyEngine):
         size: int,
         action: Any,
         after: Iterable[float | None],
+        label: Any = None,
     ) -> float:
         """Do the copy; the time at which it would end."""
         action()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from optsched.errors import MissingExtra
 
 if TYPE_CHECKING:
-    from optsched.arraypipe.callbacks import Callback
+    from optsched.arraypipe.advice import Advice, advise
+    from optsched.arraypipe.callbacks import Callback, CsvLog
     from optsched.arraypipe.checkpoint.weights import read_weights
     from optsched.arraypipe.job import Job, JobFailed
     from optsched.arraypipe.options import RunConfig
@@ -19,17 +20,19 @@ if TYPE_CHECKING:
     from optsched.arraypipe.trainer import ArrayTrainer, RunResult
 
 _MODULES = {
-    "ArraySweep": "sweep", "ArrayTrainer": "trainer", "Callback": "callbacks",
-    "ExecutionPlan": "plan.plan", "Job": "job", "JobFailed": "job", "Profile": "profile",
-    "Report": "report", "RunConfig": "options", "RunResult": "trainer", "SweepResult": "sweep",
+    "Advice": "advice", "ArraySweep": "sweep", "ArrayTrainer": "trainer",
+    "Callback": "callbacks", "CsvLog": "callbacks", "ExecutionPlan": "plan.plan", "Job": "job",
+    "JobFailed": "job", "Profile": "profile", "Report": "report",
+    "RunConfig": "options", "RunResult": "trainer",
+    "SweepResult": "sweep", "advise": "advice",
     "compile_plan": "plan.plan", "random_schedule": "plan.plan",
     "read_weights": "checkpoint.weights",
 }  # fmt: skip
 
 __all__ = [
-    "ArraySweep", "ArrayTrainer", "Callback", "ExecutionPlan", "Job", "JobFailed", "Profile",
-    "Report", "RunConfig", "RunResult", "SweepResult", "compile_plan", "random_schedule",
-    "read_weights",
+    "Advice", "ArraySweep", "ArrayTrainer", "Callback", "CsvLog", "ExecutionPlan", "Job",
+    "JobFailed", "Profile", "Report", "RunConfig", "RunResult", "SweepResult",
+    "advise", "compile_plan", "random_schedule", "read_weights",
 ]  # fmt: skip
 
 

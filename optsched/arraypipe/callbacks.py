@@ -1,4 +1,4 @@
-"""Callbacks of `ArrayTrainer.fit`: the base class, and progress."""
+"""Callbacks of `ArrayTrainer.fit`: the base class, a log of losses and values, progress."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch.distributed as dist
@@ -60,12 +61,47 @@ class Callback:
         """Called at the end of the run, also after an exception."""
 
 
+class CsvLog(Callback):
+    """Append losses and values to a CSV file, in rows ``job,iteration,loss,value``.
+
+    A run that resumes repeats rows after its checkpoints: the last one counts. Another run begins
+    the file anew.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    def on_start(self, jobs: Sequence[Job], steps: int, resumes: bool) -> None:
+        """Write the head."""
+        if is_first_rank() and not (resumes and self.path.exists()):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text("job,iteration,loss,value\n", encoding="utf-8")
+
+    def on_step(self, job: Job, iteration: int, loss: float) -> None:
+        """Write a loss."""
+        self._write(f"{job.title},{iteration},{loss!r},\n")
+
+    def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
+        """Write a value."""
+        self._write(f"{job.title},{iteration},,{value!r}\n")
+
+    def _write(self, row: str) -> None:
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(row)
+
+
 FIRST_AFTER_S: Final = 1.0
 EVERY_S: Final = 5.0
 
 
 class Progress(Callback):
-    """Print iterations and losses of the running jobs every few seconds."""
+    """Print iterations and losses of the running jobs every few seconds.
+
+    Parameters
+    ----------
+    predicted_ns
+        Predicted time of a cycle.
+    """
 
     def __init__(self, predicted_ns: float) -> None:
         self.predicted_ns = predicted_ns

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from optsched.errors import InputError, MissingExtra, OptschedError
-from optsched.io.files import write_atomic
+from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import format_json
 from optsched.io.text import aligned, duration, one_line
 from optsched.model.schedule import Schedule
@@ -69,6 +69,14 @@ def write_results(folder: Path, summary: Summary, result: RunResult) -> None:
     write_atomic(folder / "summary.json", document)
     write_atomic(folder / "summary.txt", f"{summary.text}\n".encode())
     print(f"wrote plan, trace and summary in {folder}", flush=True)
+
+
+def read_summary(folder: Path, as_json: bool) -> str:
+    """The summary of a run, as text or as JSON."""
+    file = folder / ("summary.json" if as_json else "summary.txt")
+    if not file.exists():
+        raise InputError(f"{file}: no such file; `optsched arraypipe run --out` writes it")
+    return read_text(file).rstrip()
 
 
 def check_folder(folder: Path | None) -> None:
@@ -173,7 +181,10 @@ def run_script(
     settings: dict[str, Any],
     **options: Any,
 ) -> bool:
-    """Train the jobs of a script; print the summary, write it to `out`; whether no job failed."""
+    """Train the jobs of a script; print the summary, write it to `out`; whether no job failed.
+
+    `settings` are fields of `RunConfig`, `options` those of `ArrayTrainer.fit`.
+    """
     given = None if schedule is None else Schedule.read(schedule)
     check_folder(out)
     path, trainer = load_trainer(script)

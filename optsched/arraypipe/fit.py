@@ -21,8 +21,9 @@ from optsched.arraypipe.runtime.worker import unbound
 from optsched.arraypipe.shallow import shallow
 from optsched.arraypipe.train_alone import NotIdentical
 from optsched.arraypipe.training_run import folder_of, train
-from optsched.errors import InputError, InternalError
+from optsched.errors import InputError, InternalError, OptschedError
 from optsched.io.text import NANOSECONDS, duration
+from optsched.problems.jobarray.problem import JobArray
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,17 +52,20 @@ def fit(trainer: ArrayTrainer, request: Request, given: ExecutionPlan | None) ->
 
     profile = None if given is not None else _measured(trainer, say)
 
-    def prepared() -> Schedule | None:
+    def prepared() -> tuple[Schedule | None, JobArray | None]:
         _check_folder(trainer, request)
         if config.check and request.evaluate is not None:
             _try_evaluation(trainer, request)
+        schedule, problem = None, None if isinstance(config.replan, bool) else config.replan
         n_slots = len(trainer.jobs) if given is None else given.n_jobs
-        schedule = None if profile is None else _solved(trainer, profile, request.steps, say)
+        if profile is not None:
+            schedule, solved = _solved(trainer, profile, request.steps, say)
+            problem = solved if config.replan else None
         if config.check:
             _check_exact(trainer, n_slots, min(config.check, request.steps), say)
-        return schedule
+        return schedule, problem
 
-    schedule = on_all_ranks(prepared, config, of_first=True)
+    schedule, problem = on_all_ranks(prepared, config, of_first=True)
     plan = trainer.plan(cast("Schedule", schedule)) if given is None else given
     predicted = predict(plan)
     if given is not None:
@@ -69,7 +73,7 @@ def fit(trainer: ArrayTrainer, request: Request, given: ExecutionPlan | None) ->
     if config.verbose and config.is_first:
         callbacks = (Progress(predicted.period_ns), *request.callbacks)
         request = replace(request, callbacks=callbacks)
-    return train(trainer, plan, request)
+    return train(trainer, plan, request, problem)
 
 
 def on_all_ranks(make: Callable[[], Made], config: RunConfig, of_first: bool = False) -> Made:
@@ -93,10 +97,25 @@ def check(trainer: ArrayTrainer, request: Request, plan: ExecutionPlan | None) -
                 "evaluate: a rank has only its stages of the model, so that checkpoints are "
                 "evaluated; expected checkpoint=..."
             )
-    if plan is not None and config.on_ranks:
+    if plan is None:
+        if not isinstance(config.replan, bool):
+            raise InputError("replan: expected True or False without a schedule")
+        return
+    if config.on_ranks:
         from optsched.arraypipe.distributed.ranks import check_size
 
         check_size(len(plan.devices), config.replicas)
+    if config.replan is False:
+        return
+    if not isinstance(config.replan, JobArray):
+        raise InputError(
+            f"replan: expected the JobArray that the schedule was made for, got "
+            f"{config.replan!r:.60}"
+        )
+    try:
+        config.replan.answer(plan.schedule)
+    except OptschedError as error:
+        raise InputError(f"replan: the schedule is not one of this JobArray ({error})") from error
 
 
 def _check_folder(trainer: ArrayTrainer, request: Request) -> None:
@@ -150,8 +169,8 @@ def _measured(trainer: ArrayTrainer, say: Callable[[str], object]) -> Profile:
 
 def _solved(
     trainer: ArrayTrainer, profile: Profile, steps: int, say: Callable[[str], object]
-) -> Schedule:
-    """Solve for a rolling schedule of the measured jobs."""
+) -> tuple[Schedule, JobArray]:
+    """Solve for a rolling schedule of the measured jobs; return its problem too."""
     import torch.distributed as dist
 
     from optsched.solving.solve import solve
@@ -173,7 +192,7 @@ def _solved(
         raise InternalError("the solver found no schedule")
     bound = result.lower_bound or problem.lower_bound()
     say(_predicted(problem.evaluate(result.schedule) * unit_ns, bound * unit_ns))
-    return result.schedule
+    return result.schedule, problem
 
 
 def _predicted(period_ns: float, bound_ns: float) -> str:
@@ -184,7 +203,10 @@ def _predicted(period_ns: float, bound_ns: float) -> str:
 def _check_exact(
     trainer: ArrayTrainer, n_slots: int, steps: int, say: Callable[[str], object]
 ) -> None:
-    """Refuse layers and data with which an array does not reach the bits of training alone."""
+    """Refuse layers and data with which an array does not reach the bits of training alone.
+
+    On ranks, and where memory does not suffice, those of a model with one block per stage.
+    """
     config = trainer.config
     if config.on_ranks:
         config = replace(config, backend="inline", memory=None)

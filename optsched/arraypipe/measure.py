@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from statistics import median
@@ -34,10 +35,11 @@ from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.arraypipe.runtime.losses import Criterion
 from optsched.arraypipe.runtime.stages import drop, fresh_stages, in_place, waits_for_all
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from torch import Tensor
 
@@ -70,16 +72,33 @@ def measure(
     trainer: ArrayTrainer,
     device: torch.device,
     *,
+    sizes: Sequence[int] | None = None,
+    split_backward: bool = False,
     local: Collection[int] | None = None,
     group: Group | None = None,
 ) -> Profile:
-    """Measure every stage alone on its device; neither the trainer nor its models change."""
-    bench = _Bench(trainer, device, local)
+    """Measure every stage alone on its device; neither the trainer nor its models change.
+
+    Parameters
+    ----------
+    sizes
+        Micro-batch sizes; by default those of the jobs.
+    split_backward
+        Measure blocks I and W, too.
+    local, group
+        On ranks: the stages of this rank, and the group of all, which get the whole profile. What
+        one rank raises is raised on all.
+    """
+    if sizes is not None:
+        if isinstance(sizes, (str, bytes)) or not hasattr(sizes, "__len__") or not len(sizes):
+            raise InputError(f"sizes: expected a list of micro-batch sizes, got {sizes!r:.60}")
+        sizes = [integer(f"sizes[{k}]", size, 1) for k, size in enumerate(sizes)]
+    bench = _Bench(trainer, device, split_backward, local)
 
     def everywhere(make: Callable[[], Any]) -> list[Any]:
         return [make()] if group is None else group.all(group.agree(make))
 
-    everywhere(bench.prepare)
+    everywhere(partial(bench.prepare, sizes))
     rows: list[StageRow] = []
     for s in range(trainer.n_stages):
         rows += [row for row in everywhere(partial(bench.stage, s)) if row is not None]
@@ -95,12 +114,20 @@ def measure(
 
 
 class _Bench:
-    """Measures the local stages on a device, one after the other."""
+    """Measures the local stages on a device, one after the other.
+
+    Jobs with optimizers of equal cost are measured once, by the first of them. A stage gets random
+    inputs of the form that the stage before it has made.
+    """
 
     def __init__(
-        self, trainer: ArrayTrainer, device: torch.device, local: Collection[int] | None
+        self,
+        trainer: ArrayTrainer,
+        device: torch.device,
+        split: bool,
+        local: Collection[int] | None,
     ) -> None:
-        self.trainer, self.device = trainer, device
+        self.trainer, self.device, self.split = trainer, device, split
         self.local = range(trainer.n_stages) if local is None else local
         self.jobs = [*map(_profiled, trainer.jobs, trainer.titles)]
         self.keys = [(job.optimizer, job.precision) for job in self.jobs]
@@ -109,27 +136,29 @@ class _Bench:
         self.inputs: dict[tuple[int, str], list[Tensor]] = {}
         self.shared: set[str] = set()  # names of frozen parameters that jobs have in common
 
-    def prepare(self) -> None:
+    def prepare(self, sizes: Sequence[int] | None) -> None:
         """Build the local stages on the host, and draw a batch of every size and precision."""
         trainer, builder = self.trainer, Builder(self.trainer.build_model)
         where = [self.device] * trainer.n_stages
         for key, job, title in zip(self.keys, trainer.jobs, trainer.titles, strict=True):
             if key not in self.stages:
-                self.stages[key] = fresh_stages(
-                    builder.whole(job), trainer.cut, job, 0, title, where, True, trainer.loss
-                )
-                for stage in self.stages[key]:
-                    if stage.index not in self.local:
-                        drop(stage)
-            size = -(-job.batch_size // job.microbatches)
-            if (size, job.precision) not in self.feeds:
-                feed = self.feeds[size, job.precision] = Feed(trainer.data, job, title, 0)
-                feed.draw(0)
+                with builder.parts(job) as model:
+                    self.stages[key] = fresh_stages(
+                        model, trainer.cut, job, 0, title, where, True, trainer.loss
+                    )
+                    for stage in self.stages[key]:
+                        if stage.index not in self.local:
+                            drop(stage)
+            for size in [-(-job.batch_size // job.microbatches)] if sizes is None else sizes:
+                if (size, job.precision) not in self.feeds:
+                    one = job if sizes is None else replace(job, batch_size=size, microbatches=1)
+                    feed = self.feeds[size, job.precision] = Feed(trainer.data, one, title, 0)
+                    feed.draw(0)
         first = self.stages[self.keys[0]]
         frozen = {n: p for stage in first for n, p in stage.parameters if not p.requires_grad}
         if frozen and len(trainer.jobs) > 1:
-            other = builder.whole(trainer.jobs[1])
-            self.shared = {n for n, p in other.named_parameters() if frozen.get(n) is p}
+            with builder.sketch(trainer.jobs[1]) as model:
+                self.shared = {n for n, p in model.named_parameters() if frozen.get(n) is p}
 
     def stage(self, index: int) -> StageRow | None:
         """Measure all cases of a stage; None if it is not local."""
@@ -179,6 +208,9 @@ class _Bench:
             batches = [batch.copied() for _ in range(2)]
             first = (given[0], batches[0], 1, end, False)
             yield "forward", partial(blocks.forward, stage, 0, *first)
+            if self.split:
+                yield "input_gradient", partial(blocks.backward, stage, 0, gradients, split=True)
+                yield "weight", partial(blocks.backward_weights, stage, 0)
             stage.kept.clear()
             blocks.forward(stage, 0, given[1], batches[1], 1, end, True)
             yield "recompute", partial(blocks.recompute, stage, 0)

@@ -15,6 +15,8 @@ from optsched.io.values import boolean, bytes_of, format_value, integer, number,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from optsched.problems.jobarray.problem import JobArray
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -38,6 +40,9 @@ class RunConfig:
     on_error
         ``"continue"``: a job that raises or whose loss is not finite fails, and the others go on;
         ``"raise"``: the run raises.
+    replan
+        Look for a better order when a job has ended and no job takes its slot. With a given
+        schedule: the `JobArray` it was made for.
     every
         Iterations between two evaluations, and between two checkpoints. None: only after the last.
     keep, mode
@@ -56,6 +61,7 @@ class RunConfig:
     replicas: int = 1
     timeout: float = 600.0
     on_error: Literal["continue", "raise"] = "continue"
+    replan: bool | JobArray = False
     every: int | None = None
     keep: int = 2
     mode: Literal["min", "max"] = "min"

@@ -1,4 +1,4 @@
-"""`Profile`: measured times and bytes of a job array, ``optsched.profile/3``, and its problem."""
+"""`Profile`: measured times and bytes of a job array, ``optsched.profile/2``, and its problem."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from optsched.problems.jobarray.problem import JobArray
 
 
-FORMAT: Final = "optsched.profile/3"
+FORMAT: Final = "optsched.profile/2"
 RESERVE: Final = 0.05
 """Share of a device's memory that ``memory="device"`` leaves to fragmentation."""
 
@@ -93,7 +93,8 @@ class ProfiledJob(Entry, frozen=True, kw_only=True):
 class BlockEntry(Entry, frozen=True, kw_only=True):
     """Times and bytes of the blocks of a stage; `batch` is the micro-batch size.
 
-    Kept from F to B are `saved_bytes` without and `input_bytes` with
+    `backward` is the whole backward pass. With a split one, `input_gradient` (kind I) and `weight`
+    (kind W) are measured too. Kept from F to B are `saved_bytes` without and `input_bytes` with
     recomputation; `output_bytes` leave the stage and `gradient_bytes` come back.
     """
 
@@ -103,6 +104,8 @@ class BlockEntry(Entry, frozen=True, kw_only=True):
     forward: Positive
     backward: Positive
     recompute: Positive
+    input_gradient: Positive | None = None
+    weight: Positive | None = None
     saved_bytes: Count
     input_bytes: Count
     output_bytes: Count
@@ -169,7 +172,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
         if found is None:
             raise InputError(
                 f"batch: micro-batches of {batch} samples in {precision} were not measured on "
-                f"stage {stage} (sizes: {self.sizes(precision)}); profile a job of that size"
+                f"stage {stage} (sizes: {self.sizes(precision)}); profile them with sizes=[{batch}]"
             )
         return found
 
@@ -183,6 +186,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
         *,
         memory: str | int | None = None,
         link: Link | None = None,
+        split_backward: bool = False,
         **options: Any,
     ) -> JobArray:
         """Make the job array of these times and bytes.
@@ -200,6 +204,8 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
             states of all jobs, gradients and shared tensors are subtracted. None = unlimited.
         link
             Instead of the measured one; without either, messages take no time.
+        split_backward
+            Blocks I and W, if measured.
         options
             Those of `JobArray`: ``objective`` (default ``"period"``), ``place``,
             ``recompute_mode`` and ``update_mode`` (default: as the jobs are set), ``switch``,
@@ -214,7 +220,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
 
         picked, states = self.chosen(jobs)
         place = row_of("place", options.pop("place", None) or range(self.n_stages), self.n_stages)
-        settled = self._measured(picked, place, link or self.link) | {
+        settled = self._measured(picked, place, link or self.link, split_backward) | {
             "place": place,
             "state": states,
             "micro_batches": [job.microbatches for job in picked],
@@ -222,6 +228,10 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
             "names": [job.name for job in picked],
         }
         again = options.pop("recompute_mode", None) or [job.recompute for job in picked]
+        if split_backward:
+            keeps = np.array([again == "never"] if isinstance(again, str) else np.invert(again))
+            saved, inputs = settled["activation"], settled["checkpoint"]
+            settled["weight_memory"] = np.where(keeps[:, None], saved, np.minimum(saved, inputs))
         if memory is not None:
             settled["memory"] = self._memory_left(memory, picked, states, place)
         for key in options.keys() & {*settled, "weight", "weight_memory"}:
@@ -272,7 +282,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
         return picked, states
 
     def _measured(
-        self, jobs: Sequence[ProfiledJob], place: Sequence[int], link: Link | None
+        self, jobs: Sequence[ProfiledJob], place: Sequence[int], link: Link | None, split: bool
     ) -> dict[str, Any]:
         """Times, lags and bytes; shape (K, S) or (K, S - 1)."""
         stages = range(self.n_stages)
@@ -282,6 +292,10 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
             return np.array([[getattr(b, key) for b in row] for row in table], np.int64)
 
         times = {key: column(key) for key in ("forward", "backward", "recompute")}
+        if split:
+            if any(b.weight is None or b.input_gradient is None for row in table for b in row):
+                raise InputError("split_backward: the profile has no times of blocks I and W")
+            times |= {"backward": column("input_gradient"), "weight": column("weight")}
         times["update"] = np.array(
             [[self._updates[s, job.optimizer, job.precision] for s in stages] for job in jobs]
         )

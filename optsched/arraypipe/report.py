@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from optsched.arraypipe.plan.types import COPIES
 from optsched.io.text import aligned, duration, one_line
 from optsched.kernels.cycle_ratio import cycle_time
 from optsched.model.schedule import Arcs, Csr, Objective, Resource, Schedule
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.segments import Segment
-    from optsched.arraypipe.plan.types import Record
+    from optsched.arraypipe.plan.types import Copied, Record
     from optsched.model.schedule import IntArray
 
 SERIAL: Final = "monotonic, blocks of all devices one after the other"
@@ -68,16 +69,19 @@ def explain(plan: ExecutionPlan) -> str:
 class RunLog:
     """Records of the blocks of a run; arrays are made on first use."""
 
-    segments: Sequence[Segment]  # of one plan
+    name: str
+    segments: Sequence[Segment]  # empty where the records were dropped
     records: Sequence[Record]  # those of one device in its order, of all devices in any
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    copies: Sequence[Copied] = ()  # of states
     parallel: bool = False  # devices ran at the same time; implied if blocks overlap
     uncertainty_ns: int = 0  # largest difference between the clocks of two devices
+    left_out: int = 0  # earlier blocks without a record
 
-    @property
-    def plan(self) -> ExecutionPlan:
-        """The plan that was run."""
-        return self.segments[0].plan
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Names of the devices."""
+        return max((part.plan.devices for part in self.segments), key=len)
 
     @cached_property
     def columns(self) -> dict[str, Any]:
@@ -86,19 +90,23 @@ class RunLog:
         names = ("segment", "operation", "cycle", "iteration", "start_ns", "end_ns", "waited_ns",
                  "exposed_ns")  # fmt: skip
         columns = dict(zip(names, table.T, strict=True))
-        operation, plan = columns["operation"], self.plan
-        blocks = np.array([
-            (b.device, b.job, b.stage, 0 if b.kind == "U" else b.microbatch) for b in plan.blocks
-        ], np.int64)[operation].T  # fmt: skip
-        blocks[1] = np.array([part.slots for part in self.segments])[columns["segment"], blocks[1]]
-        labels = zip(("device", "job", "stage", "microbatch"), blocks, strict=True)
-        kind = plan.schedule.kind.astype("<U1")[operation]
+        rows = np.zeros((4, len(table)), np.int64)
+        kind = np.zeros(len(table), "<U1")
+        for k in np.unique(columns["segment"]).tolist():  # those without records have no slots
+            part, here = self.segments[k], columns["segment"] == k
+            done = columns["operation"][here]
+            rows[:, here] = np.array([
+                (b.device, part.slots[b.job], b.stage, 0 if b.kind == "U" else b.microbatch)
+                for b in part.plan.blocks
+            ], np.int64)[done].T  # fmt: skip
+            kind[here] = part.plan.schedule.kind.astype("<U1")[done]
+        labels = zip(("device", "job", "stage", "microbatch"), rows, strict=True)
         return {**columns, **dict(labels), "kind": kind}
 
     @cached_property
     def sequences(self) -> Csr:
         """Records of every device in its order."""
-        return grouped(self.columns["device"], len(self.plan.devices))
+        return grouped(self.columns["device"], len(self.devices))
 
     @cached_property
     def serial(self) -> bool:
@@ -141,8 +149,8 @@ class Report:
         From the first block to the end of the last.
     devices
         What each device did.
-    cycles
-        Cycles in the log, of a long run the last ones.
+    cycles, left_out
+        Cycles in the log, and earlier blocks that a long run no longer has in it.
     """
 
     serial: bool
@@ -153,6 +161,7 @@ class Report:
     wall_ns: int
     devices: tuple[DeviceTime, ...]
     cycles: int = 0
+    left_out: int = 0
 
     def __str__(self) -> str:
         predicted, measured = (
@@ -175,23 +184,25 @@ class Report:
         ]
         if self.serial:
             lines.append("(one device runs the blocks of all in turn)")
+        if self.left_out:
+            lines.append(f"(the last {self.cycles} cycles; {self.left_out} blocks before them)")
         return "\n".join(lines)
 
 
 def compare(log: RunLog) -> Report:
     """Compare a run with the prediction of its plan."""
-    run, plan = log.columns, log.plan
-    serial = log.serial and len(plan.devices) > 1
+    run, serial = log.columns, log.serial and len(log.devices) > 1
     start_ns, end_ns, waited_ns = run["start_ns"], run["end_ns"], run["waited_ns"]
     waited_ns = waited_ns + run["exposed_ns"]
     wall_ns = int(end_ns.max() - start_ns.min()) if len(start_ns) else 0
     devices = []
-    for name, row in zip(plan.devices, log.sequences.to_lists(), strict=True):
+    for name, row in zip(log.devices, log.sequences.to_lists(), strict=True):
         compute_ns = int((end_ns - start_ns)[row].sum())
         idle = max(0.0, 1 - compute_ns / wall_ns) if wall_ns else 0.0
         devices.append(DeviceTime(name, len(row), compute_ns, int(waited_ns[row].sum()), idle))
     found = [_cycles(log, k) for k in range(len(log.segments))]
-    _, measured_ns = max(found, key=lambda one: one[0])
+    _, longest, measured_ns = max(found, key=lambda one: one[0])
+    plan = log.segments[longest].plan
     predicted_ns = None
     if plan.schedule.duration.any():
         predicted = predict(plan)
@@ -205,33 +216,39 @@ def compare(log: RunLog) -> Report:
         wall_ns=wall_ns,
         devices=tuple(devices),
         cycles=len({*zip(run["segment"].tolist(), run["cycle"].tolist(), strict=True)}),
+        left_out=log.left_out,
     )
 
 
-def _cycles(log: RunLog, segment: int) -> tuple[int, float | None]:
-    """Number of cycles of a segment in which all blocks of the plan ran, and time of a cycle."""
+def _cycles(log: RunLog, segment: int) -> tuple[int, int, float | None]:
+    """Number of cycles in which all blocks of a segment's plan ran, the segment, time of a cycle.
+
+    The time is the slope of their ends, without the first quarter, which fills the pipeline.
+    """
     here = log.columns["segment"] == segment
     cycle, end_ns = log.columns["cycle"][here], log.columns["end_ns"][here]
-    needed = sum(block.device >= 0 for block in log.plan.blocks)
+    needed = sum(block.device >= 0 for block in log.segments[segment].plan.blocks)
     whole = sorted(c for c, n in Counter(cycle.tolist()).items() if n == needed)
     if len(whole) < 2:
-        return len(whole), None
+        return len(whole), segment, None
     first, last = whole[len(whole) // 4], whole[-1]
     ends = [int(end_ns[cycle == c].max()) for c in (first, last)]
-    return len(whole), (ends[1] - ends[0]) / (last - first)
+    return len(whole), segment, (ends[1] - ends[0]) / (last - first)
 
 
 def measured(log: RunLog) -> Schedule:
-    """Make the schedule of a run as it was; the clock starts with the first block.
+    """Make the schedule of a run as it was; the clock starts with the first block or copy.
 
-    Blocks keep the arcs of their plan, without lags and setups. Clocks of several hosts agree up
+    Blocks keep the arcs of their plans, without lags and setups. Clocks of several hosts agree up
     to an uncertainty, so a block may seem to start before one that it waited for has ended. Such an
     arc has a negative lag; where it seems to start even before that one started, the arc is left
-    out. The provenance counts both. Operation k is record k.
+    out. The provenance counts both. Operation k is record k; copies of states follow, on one
+    resource for every direction of every device.
     """
     run, (tail, head) = log.columns, _arcs(log)
     start, end = _in_order(log)
-    start, duration = start - min(start, default=0), end - start
+    origin = min([*start.tolist(), *(c.start_ns for c in log.copies)], default=0)
+    start, duration = start - origin, end - start
     early = np.minimum(start[head] - (start + duration)[tail], 0)
     kept = early >= -duration[tail]
     clock: dict[str, Any] = {"clock": SERIAL}
@@ -245,15 +262,26 @@ def measured(log: RunLog) -> Schedule:
         }
     labels = ("kind", "job", "stage", "microbatch", "iteration")
     columns = {**{key: run[key] for key in labels}, "start": start, "duration": duration}
-    owner, devices = run["device"], log.plan.devices
+    resources, owner = list(log.devices), run["device"]
+    if log.copies:
+        clock["copied_bytes"] = {
+            key: sum(c.size for c in log.copies if c.direction == key) for key in COPIES
+        }
+        *rows, links = zip(*_copies(log, resources, origin), strict=True)
+        owner = np.append(owner, links)
+        columns = {
+            key: np.append(column, row)
+            for (key, column), row in zip(columns.items(), rows, strict=True)
+        }
+    ends = columns["start"] + columns["duration"]
     return Schedule(
-        name=log.plan.schedule.name,
+        name=log.name,
         time_unit="ns",
-        resources=tuple(map(Resource, devices)),
+        resources=tuple(map(Resource, resources)),
         op_resources=Csr(np.arange(len(owner) + 1), owner),
         arcs=Arcs(tail[kept], head[kept], early[kept], np.zeros(int(kept.sum()), np.int64)),
-        sequences=log.sequences,
-        objective=Objective("makespan", int((start + duration).max(initial=0))),
+        sequences=grouped(owner, len(resources)),
+        objective=Objective("makespan", int(ends.max(initial=0))),
         provenance={**log.provenance, **clock},
         **columns,
     )
@@ -274,7 +302,7 @@ def _arcs(log: RunLog) -> IntArray:
     instances = [*zip(*columns, strict=True)]
     for k, part in enumerate(log.segments):
         rows = np.flatnonzero(log.columns["segment"] == k).tolist()
-        plan, slots = log.plan, part.slots
+        plan, slots = part.plan, part.slots
         place = {instances[row][:2]: row for row in rows}
         ends: dict[tuple[int, int, int], int] = {}
         for row in rows:
@@ -299,3 +327,19 @@ def _in_order(log: RunLog) -> tuple[IntArray, IntArray]:
         end[row] = over
         start[row[1:]] = np.maximum(start[row[1:]], over[:-1])
     return start, end
+
+
+def _copies(log: RunLog, resources: list[str], origin: int) -> list[tuple[Any, ...]]:
+    """Copies of states as rows of operations; their links are added to the resources."""
+    rows, free = [], dict[str, int]()
+    for c in sorted(log.copies, key=lambda c: (c.start_ns, c.end_ns)):
+        link = f"{log.devices[c.device]} {'from' if c.direction == 'in' else 'to'} host"
+        if link in log.devices:  # a device may have any name
+            link += " (link)"
+        if link not in free:
+            resources.append(link)
+        start = max(c.start_ns, free.get(link, c.start_ns))
+        free[link] = max(start, c.end_ns)
+        labels = (COPIES[c.direction], c.job, c.stage, 0, 0)
+        rows.append((*labels, start - origin, free[link] - start, resources.index(link)))
+    return rows

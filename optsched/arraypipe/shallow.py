@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from optsched.arraypipe.model.build import module_of
+from optsched.arraypipe.model.build import Builder, module_of
 from optsched.arraypipe.model.calls import UNCUT
 from optsched.arraypipe.model.cuts import calls_of
+from optsched.arraypipe.model.lazy import Recorder
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import global_state_kept
-from optsched.arraypipe.runtime.stages import fresh_model
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,13 +28,15 @@ Trainer = TypeVar("Trainer")  # an ArrayTrainer, which imports this module
 
 
 def shallow(trainer: Trainer) -> Trainer | None:
-    """Return a trainer of the same model with fewer blocks in every stage."""
+    """Return a trainer of the same model with fewer blocks in every stage.
+
+    The others never have memory. None if none can be left out (`few_blocks`).
+    """
     made: Any = copy(trainer)
     if not made.cuts or isinstance(made.build_model, _FewBlocks):
         return None
     job = made.jobs[0]
-    with global_state_kept():
-        model = fresh_model(made.build_model, job)
+    with global_state_kept(), Builder(made.build_model).sketch(job) as model:
         try:
             inputs, _ = Feed(made.data, job, made.titles[0], 0).peek(torch.device("cpu"))
             kept = few_blocks(model, made.cuts, calls_of(model, inputs))
@@ -91,11 +93,15 @@ class _FewBlocks:
     kept: Mapping[str, str]  # name -> new name
 
     def __call__(self, **arguments: Any) -> nn.Module:
-        model = module_of(self.build_model(**arguments))
-        blocks = {
-            new.rpartition(".")[2]: model.get_submodule(name) for name, new in self.kept.items()
-        }
-        parent = model.get_submodule(next(iter(self.kept)).rpartition(".")[0])
-        parent._modules.clear()
-        parent._modules.update(blocks)
+        recorder = Recorder()
+        with recorder:
+            model = module_of(self.build_model(**arguments))
+            blocks = {
+                new.rpartition(".")[2]: model.get_submodule(name) for name, new in self.kept.items()
+            }
+            parent = model.get_submodule(next(iter(self.kept)).rpartition(".")[0])
+            parent._modules.clear()
+            parent._modules.update(blocks)
+            del parent, blocks
+        recorder.finish()
         return model

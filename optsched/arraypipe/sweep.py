@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from optsched.arraypipe.callbacks import Callback, is_first_rank
@@ -15,7 +17,7 @@ from optsched.arraypipe.options import RunConfig
 from optsched.arraypipe.plan.plan import without
 from optsched.arraypipe.runtime.stages import waits_for_all
 from optsched.errors import InputError, MissingExtra
-from optsched.io.values import integer
+from optsched.io.values import integer, number
 from optsched.problems.jobarray.problem import JobArray
 from optsched.solving.solve import solve
 
@@ -28,7 +30,7 @@ except ModuleNotFoundError as error:
     raise MissingExtra("ArraySweep", "sweep") from None
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from os import PathLike
 
     from optuna.study import Study
@@ -113,7 +115,8 @@ class ArraySweep:
 
     def run(
         self,
-        n_trials: int,
+        n_trials: int | None = None,
+        timeout: float | None = None,
         *,
         schedule: Schedule | None = None,
         evaluate: Any = None,
@@ -130,6 +133,8 @@ class ArraySweep:
         ----------
         n_trials
             Trials to begin; those of a checkpoint folder that is resumed count.
+        timeout
+            Seconds after which no trial is begun.
         schedule
             For `width` jobs.
         checkpoint, resume
@@ -140,30 +145,33 @@ class ArraySweep:
             of them run the sweep; those above 0 make the same jobs from the same parameters.
         """
         config = config or RunConfig()
-        integer("n_trials", n_trials, 1, None)
+        if n_trials is None and timeout is None:
+            raise InputError("n_trials: expected a number of trials, or a timeout in seconds")
+        if n_trials is not None:
+            integer("n_trials", n_trials, 1, None)
+        if timeout is not None:
+            number("timeout", timeout, above=True, what="seconds")
         if evaluate is not None and config.on_ranks:
             raise InputError("evaluate: expected None on ranks, which have no whole model")
-        trials = _Trials(
-            self.study, self.suggest, self.steps, config.every, evaluate is not None, n_trials
-        )
-        if checkpoint is not None:
-            trials.adopt(str(Path(checkpoint).resolve()), resume)
-        options = {
-            "checkpoint": checkpoint, "resume": resume, "evaluate": evaluate, "config": config,
-            "callbacks": [trials, *callbacks],
-        }  # fmt: skip
-        if self.study is not None:  # Optuna refuses it outside of `Study.optimize`
-            self.study.stop = trials.stop  # type: ignore[method-assign]
-        try:
-            run = self._train(trials, schedule, options)
-            run = run and run.gather()
-            trials.close()
-        except BaseException as error:
-            with suppress(Exception):  # the storage may be what has failed
-                trials.close(f"{type(error).__name__}: {error}")
-            raise
-        finally:
-            vars(self.study or self).pop("stop", None)
+        with _stoppable(self.study) as stopped:
+            trials = _Trials(
+                self.study, self.suggest, self.steps, config.every, evaluate is not None, stopped,
+                left=n_trials or math.inf, until_s=time.monotonic() + (timeout or math.inf),
+            )  # fmt: skip
+            if checkpoint is not None:
+                trials.adopt(str(Path(checkpoint).resolve()), resume)
+            options = {
+                "checkpoint": checkpoint, "resume": resume, "evaluate": evaluate, "config": config,
+                "callbacks": [trials, *callbacks],
+            }  # fmt: skip
+            try:
+                run = self._train(trials, schedule, options)
+                run = run and run.gather()
+                trials.close()
+            except BaseException as error:
+                with suppress(Exception):  # the storage may be what has failed
+                    trials.close(f"{type(error).__name__}: {error}")
+                raise
         return self._result(trials, run)
 
     def _train(
@@ -215,14 +223,19 @@ class _Entry:
 
 @dataclass(eq=False)
 class _Trials(Callback):
-    """Takes trials from the study, reports their values and how they end."""
+    """Takes trials from the study, reports their values and how they end.
+
+    On ranks the first one does; the others make the same jobs of the same parameters.
+    """
 
     study: Study | None
     suggest: Suggest
     steps: int
     every: int | None  # iterations between two reports
     evaluates: bool
-    left: int  # trials to begin
+    stopped: Event  # no trial is begun any more
+    left: float  # trials to begin
+    until_s: float  # no trial is begun later, on the monotonic clock
     group: Group | None = None  # of the ranks
     folder: str = ""  # checkpoints
     entries: dict[Job, _Entry] = field(default_factory=dict)
@@ -251,10 +264,6 @@ class _Trials(Callback):
             first, losses = frozen.user_attrs.get(_LOSSES, (0, []))
             entry.losses = [math.nan] * first + losses
             self.waiting.append(self._enter(entry))
-
-    def stop(self) -> None:
-        """Begin no more trials."""
-        self.left = 0
 
     def take(self, most: int) -> list[Job]:
         """Return the jobs of up to so many trials; all ranks call it alike."""
@@ -328,7 +337,9 @@ class _Trials(Callback):
     def _ask(self, most: int) -> list[Job]:
         """Return jobs of trials that a former run has left, then of new trials."""
         found, self.waiting = self.waiting[:most], self.waiting[most:]
-        while self.study and len(found) < most and self.left > 0:
+        while self.study and len(found) < most and self.left > 0 and not self.stopped.is_set():
+            if time.monotonic() >= self.until_s:
+                break
             self.left -= 1
             entry = _Entry(self.study.ask())
             try:
@@ -391,3 +402,17 @@ def _even_schedule(jobs: Sequence[Job], n_stages: int) -> Schedule:
     found = solve(problem, "dispatch").schedule
     assert found is not None
     return found
+
+
+@contextmanager
+def _stoppable(study: Study | None) -> Iterator[Event]:
+    """Let `study.stop()` set an event; Optuna refuses it outside of `Study.optimize`."""
+    stopped = Event()
+    if study is None:
+        yield stopped
+        return
+    study.stop = stopped.set  # type: ignore[method-assign]
+    try:
+        yield stopped
+    finally:
+        del study.stop

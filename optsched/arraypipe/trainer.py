@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from optsched.arraypipe.job import Job
-from optsched.arraypipe.model.build import model_function
+from optsched.arraypipe.model.build import Builder, model_function
 from optsched.arraypipe.model.calls import UNCUT
 from optsched.arraypipe.model.cuts import Stages, check_cut, cut_of
 from optsched.arraypipe.model.split import split, tied_pairs
 from optsched.arraypipe.options import Request, RunConfig
-from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, random_schedule
+from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, random_schedule, routes
 from optsched.arraypipe.profile import Profile
 from optsched.arraypipe.report import RunLog, compare, measured
+from optsched.arraypipe.rescheduling import misfit
 from optsched.arraypipe.runtime.data import Feed, batches_of
 from optsched.arraypipe.runtime.environment import device_of, global_state_kept
 from optsched.arraypipe.runtime.losses import Criterion
-from optsched.arraypipe.runtime.stages import fresh_model, loss_copy, waits_for_all
+from optsched.arraypipe.runtime.stages import loss_copy, waits_for_all
 from optsched.arraypipe.shallow import fits, shallow
 from optsched.arraypipe.train_alone import Trained, differences, train_alone
-from optsched.arraypipe.waiting import misfit
 from optsched.errors import InputError
 from optsched.io.values import integer, is_integer
 from optsched.model.schedule import Schedule
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.callbacks import Callback
     from optsched.arraypipe.job import BuildModel, Data, Loss
+    from optsched.arraypipe.plan.types import Routes
     from optsched.arraypipe.report import Report
     from optsched.arraypipe.runtime.losses import Weight
     from optsched.arraypipe.runtime.state import JobRun
@@ -270,14 +271,27 @@ class ArrayTrainer:
         self.compared = made.compared
         return result
 
-    def profile(self) -> Profile:
-        """Measure the blocks of all stages on the device of this process."""
+    def profile(
+        self,
+        sizes: Sequence[int] | None = None,
+        *,
+        split_backward: bool = False,
+    ) -> Profile:
+        """Measure the blocks of all stages on the device of this process.
+
+        Parameters
+        ----------
+        sizes
+            Sizes of micro-batches; by default those of the jobs.
+        split_backward
+            Measure gradients of inputs (I) and of weights (W), too.
+        """
         from optsched.arraypipe.measure import measure
 
         _check_jobs(self.jobs)
         with global_state_kept():
             device = device_of(self.config.device)
-            return measure(self, device)
+            return measure(self, device, sizes=sizes, split_backward=split_backward)
 
     def problem(self, profile: Profile | None = None, **options: Any) -> JobArray:
         """Return the scheduling problem of these jobs with measured times (`Profile.problem`).
@@ -319,6 +333,10 @@ class ArrayTrainer:
                 waits = "" if j < plan.n_jobs else "no slot fits it: "
                 raise InputError(f"job {self.titles[j]}: {waits}{found[0]}")
         return plan
+
+    def routes(self, plan: ExecutionPlan) -> Routes:
+        """Return the messages of a plan of these jobs."""
+        return routes(plan, self.ties, plan.together)
 
     def train_alone(self, job: int, steps: int) -> Trained:
         """Train job number `job` without a schedule: the reference (`optsched.testing`)."""
@@ -364,16 +382,16 @@ class ArrayTrainer:
         with global_state_kept():
             feed = Feed(self.data, job, title, 0)
             sample = cache(lambda: feed.peek(torch.device("cpu")))
-            model = fresh_model(self.build_model, job)
-            if known is UNCUT:
-                self.cut = cut_of(model, self.given_stages, lambda: sample()[0])
-            if self.cut.calls.outputs and not self._compared_shallow(job, fits(model)):
-                inputs, target = sample()
-                end = Criterion(loss_copy(self.loss, job), target, 1.0)
-                check_cut(model, self.cut, inputs, end, title)
-            self.compared |= {repr(job.model)}
-            if known is UNCUT:
-                self.ties = tuple(sorted(tied_pairs(split(model, self.cut, job, title))))
+            with Builder(self.build_model).sketch(job) as model:
+                if known is UNCUT:
+                    self.cut = cut_of(model, self.given_stages, lambda: sample()[0])
+                if self.cut.calls.outputs and not self._compared_shallow(job, fits(model)):
+                    inputs, target = sample()
+                    end = Criterion(loss_copy(self.loss, job), target, 1.0)
+                    check_cut(model, self.cut, inputs, end, title)
+                self.compared |= {repr(job.model)}
+                if known is UNCUT:
+                    self.ties = tuple(sorted(tied_pairs(split(model, self.cut, job, title))))
 
     def _compared_shallow(self, job: Job, whole_fits: bool) -> bool:
         """Compare a model of one block per stage where the whole should not be, or cannot be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,8 @@ from optsched.arraypipe.checkpoint.states import digest, settings_of
 from optsched.arraypipe.events import Events
 from optsched.arraypipe.job import Job, JobFailed
 from optsched.arraypipe.memory.manager import memory_of, note_bytes
-from optsched.arraypipe.model.build import Builder, collect
+from optsched.arraypipe.model.build import Builder
+from optsched.arraypipe.model.lazy import collect
 from optsched.arraypipe.model.split import (
     check_apart,
     check_sibling,
@@ -23,14 +25,15 @@ from optsched.arraypipe.model.split import (
     shapes_of,
     states_by_name,
 )
-from optsched.arraypipe.plan.plan import routes
-from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, places
+from optsched.arraypipe.plan.segments import FIRST_CYCLES, RunPlan, moved
 from optsched.arraypipe.report import RunLog
+from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime.data import Feed
 from optsched.arraypipe.runtime.environment import (
     deterministic,
     device_of,
     global_state_kept,
+    gpu_settings,
     on_first_interrupt,
     on_gpu,
 )
@@ -40,7 +43,6 @@ from optsched.arraypipe.runtime.state import JobRun, JobStage
 from optsched.arraypipe.runtime.worker import Memory, Worker, reason, unbound
 from optsched.arraypipe.train_alone import Trained
 from optsched.arraypipe.trainer import RunResult
-from optsched.arraypipe.waiting import WaitingJobs
 from optsched.errors import InputError
 from optsched.version import __version__
 
@@ -55,14 +57,24 @@ if TYPE_CHECKING:
     from optsched.arraypipe.model.split import Owners
     from optsched.arraypipe.options import Request
     from optsched.arraypipe.plan.plan import ExecutionPlan
+    from optsched.arraypipe.plan.segments import Change
     from optsched.arraypipe.plan.types import Record
     from optsched.arraypipe.trainer import ArrayTrainer
+    from optsched.problems.jobarray.problem import JobArray
 
 Made = TypeVar("Made")
 
 
-def train(trainer: ArrayTrainer, plan: ExecutionPlan, request: Request) -> RunResult:
-    """Train the jobs of a trainer by a plan, inline or as one rank; the trainer does not change."""
+def train(
+    trainer: ArrayTrainer, plan: ExecutionPlan, request: Request, problem: JobArray | None = None
+) -> RunResult:
+    """Train the jobs of a trainer by a plan, inline or as one rank; the trainer does not change.
+
+    Parameters
+    ----------
+    problem
+        What the plan was made for: better orders are solved for when jobs have ended.
+    """
     config, ranks = trainer.config, None
     with global_state_kept():  # the links of a rank choose its GPU
         try:
@@ -75,7 +87,7 @@ def train(trainer: ArrayTrainer, plan: ExecutionPlan, request: Request) -> RunRe
             deterministic(device)
             if on_gpu(device):
                 torch.cuda.set_device(device)
-            return ArrayRun(trainer, plan, request, device, ranks).train()
+            return ArrayRun(trainer, plan, request, device, ranks).train(problem)
         finally:
             if ranks is not None:
                 ranks.leave()
@@ -137,15 +149,27 @@ class JobBuilder:
     def make(
         self, job: Job, index: int, title: str, at: int, local: Collection[int], away: bool
     ) -> JobRun:
-        """Make job number `index`, ready to continue from iteration `at`."""
+        """Make job number `index`, ready to continue from iteration `at`.
+
+        Parameters
+        ----------
+        local
+            Stages that this process trains; the others have no tensors.
+        away
+            Leave the tensors on the host if the device is a GPU.
+        """
         folder = self.folder
         job.life.begin(title)
         self.precisions.add(job.precision)
-        model = self.models.whole(job)
-        stages = self._stages(model, job, index, title, away)
-        for stage in stages:
-            if stage.index not in local:
-                drop(stage)
+        if len(local) < self.trainer.n_stages:
+            with self.models.parts(job) as model:
+                stages = self._stages(model, job, index, title, away)
+                for stage in stages:
+                    if stage.index not in local:
+                        drop(stage)
+        else:
+            model = self.models.whole(job)
+            stages = self._stages(model, job, index, title, away)
         run = JobRun(job, index, title, model, stages, 0, self.steps, None)
         refused = "" if folder is None else folder.begin(run, at)
         if at > self.steps:
@@ -199,12 +223,12 @@ class ArrayRun:
         self.events = Events(trainer, request, self.saved, ranks)
         self.runs: list[JobRun] = []
 
-    def train(self) -> RunResult:
+    def train(self, problem: JobArray | None) -> RunResult:
         """Run to the end, or to the end of all iterations after Ctrl-C; only once."""
         events, begun = self.events, False
         try:
             self._build()
-            self._connect()
+            self._connect(problem)
             if self.builder.folder is not None:
                 self._prepare(self.builder.folder)
             events.start(self.runs)
@@ -252,6 +276,8 @@ class ArrayRun:
         )  # fmt: skip
         self._same(partial(self._first_forward, self.runs))
         collect()
+        if self.builder.folder is not None and config.is_first:
+            _warn_of_forgotten(self.runs[0])
         if ranks is not None:
             ranks.share_failures(self.runs)
         errors = [run.job.error for run in self.runs]
@@ -259,25 +285,24 @@ class ArrayRun:
         if found and (config.strict or None not in errors):
             raise found[0]
 
-    def _connect(self) -> None:
-        """Make what fills the slots, the memory, and the backend."""
+    def _connect(self, problem: JobArray | None) -> None:
+        """Make what changes slots and orders, the memory, and the backend."""
         config, ranks, runs, worker = self.trainer.config, self.ranks, self.runs, self.worker
-        found = routes(self.plan, self.trainer.ties, self.plan.together)
-        run_plan = self.run_plan = RunPlan(self.plan, found, runs, FIRST_CYCLES)
-        waiting = self.waiting = WaitingJobs(
+        run_plan = self.run_plan = RunPlan(self.plan, runs, self.trainer.routes, FIRST_CYCLES)
+        planner = self.planner = Rescheduling(
             runs, self.plan, self._join, self._refill if self.events.refills else None,
-            self._refusal, config.strict,
+            self._refusal, config.strict, problem,
         )  # fmt: skip
         if on_gpu(self.builder.device):  # streams of blocks cannot use what this one has cached
             torch.cuda.empty_cache()
-        local = None if ranks is None else ranks.links.rank
-        worker.memory = self._same(lambda: memory_of(runs, run_plan.segments, config.bytes, local))
+        share = None if ranks is None else ranks.share(run_plan.now)
+        worker.memory = self._same(lambda: memory_of(runs, run_plan.segments, config.bytes, share))
         self.engine: InlineBackend | ProcessBackend
         if ranks is not None:
-            self.engine = ranks.connect(run_plan, runs, worker, waiting, config.strict)
+            self.engine = ranks.connect(run_plan, runs, worker, planner, config.strict)
         else:
             self.engine = InlineBackend(
-                run_plan, runs, worker, waiting, config.strict, self.builder.device
+                run_plan, runs, worker, planner, config.strict, self.builder.device
             )
 
     def _prepare(self, folder: CheckpointFolder) -> None:
@@ -295,7 +320,7 @@ class ArrayRun:
                     for run in self.runs if self.saved is not None else ():
                         self.saved.finish(run)  # type: ignore[union-attr]
         finally:
-            self.waiting.close()
+            self.planner.close()
             if folder is not None:
                 folder.close()
         if ranks is not None:
@@ -321,7 +346,10 @@ class ArrayRun:
         return [0 if folder is None else folder.latest(title) for title in titles]
 
     def _refill(self, ended: Job) -> Job | None:
-        """Return another job for a slot; the checkpoint of the ended one is complete before."""
+        """Return another job for a slot; the checkpoint of the ended one is complete before.
+
+        Its memory on a GPU is freed, as the next one needs it for its first forward.
+        """
         index = next(run.index for run in self.runs if run.job is ended)
         if self.builder.folder is not None:
             self.builder.folder.settle(index)
@@ -329,7 +357,10 @@ class ArrayRun:
         return self.events.next_job(ended, [run.job for run in self.runs])
 
     def _join(self, job: Job) -> JobRun | None:
-        """Add a job between two segments, on all ranks alike."""
+        """Add a job between two segments, on all ranks alike.
+
+        Returns None if it cannot be made: then the job has the error; a strict run raises it.
+        """
         index, begun, folder = len(self.runs), 0, self.builder.folder
         title = job.name or f"job{index}"
         if title in [run.title for run in self.runs]:
@@ -369,7 +400,10 @@ class ArrayRun:
         return [stage for stage, device in enumerate(placement) if device == rank]
 
     def _first_forward(self, runs: Sequence[JobRun]) -> None:
-        """Run one forward of every job, without effects; a job has failed if it raises."""
+        """Run one forward of every job, without effects; a job has failed if it raises.
+
+        On ranks all jobs pass through the chain, also after one that is refused.
+        """
         note_shared(list(dict.fromkeys([*self.runs, *runs])))
         refused: InputError | None = None
         for run in runs:
@@ -393,19 +427,21 @@ class ArrayRun:
 
         return Chain(self.ranks, run)
 
-    def _refusal(self, slots: tuple[int, ...]) -> str:
-        """Return why the devices cannot have jobs in their slots; ``""`` if they can."""
-        live = [slot for slot, job in enumerate(slots) if not self.runs[job].over]
-        for slot in live if self.ranks is not None else ():
-            here = self.ranks.placement(slots[slot])  # type: ignore[union-attr]
-            if here != (place := places(self.plan, slot)):
-                title = self.runs[slots[slot]].title
-                return f"job {title} was built on devices {here}, the free slot is on {place}"
-        limits = self.worker.memory.limits
-        return "" if limits is None else str(limits.refusal(self.run_plan.segment(slots), live))
+    def _refusal(self, change: Change) -> str:
+        """Return why the devices cannot make a change; ``""`` if they can."""
+        ranks, memory, segment = self.ranks, self.worker.memory, self.run_plan.segment(change)
+        live = [slot for slot, job in enumerate(segment.slots) if not self.runs[job].over]
+        if ranks is not None or memory.moves:
+            titles = [run.title for run in self.runs]
+            placement = None if ranks is None else ranks.placement
+            if sentence := moved(self.run_plan.now, segment, live, titles, placement):
+                return sentence
+        if memory.limits is None:
+            return ""
+        return str(memory.limits.refusal(segment, live))
 
     def _result(self, records: list[Record]) -> RunResult:
-        ranks = self.ranks
+        ranks, run_plan, left_out = self.ranks, self.run_plan, self.engine.past.left_out
         uncertainty_ns = 0 if ranks is None else ranks.clock_error_ns
         provenance: dict[str, Any] = {
             "executor": "inline" if ranks is None else "process",
@@ -414,13 +450,16 @@ class ArrayRun:
             "threads": torch.get_num_threads(),
             "optsched": __version__,
             "plan_sha256": self.plan.schedule.sha256,
+            **gpu_settings(self.builder.device),
         }
         if ranks is not None:
             provenance["clock_error_ns"] = uncertainty_ns
+        if left_out:
+            provenance["blocks_left_out"] = left_out
         log = RunLog(
-            tuple(self.run_plan.segments), records, provenance,
+            run_plan.name, tuple(run_plan.segments), records, provenance, tuple(self.engine.copies),
             parallel=ranks is not None or on_gpu(self.builder.device),
-            uncertainty_ns=uncertainty_ns,
+            uncertainty_ns=uncertainty_ns, left_out=left_out,
         )  # fmt: skip
         jobs, losses = zip(*[(run.job, tuple(run.losses)) for run in self.runs], strict=True)
         if ranks is None:
@@ -428,6 +467,16 @@ class ArrayRun:
             return RunResult(jobs, losses, log, whole)
         local = tuple((run, ranks.saved_by(run)) for run in self.runs)
         return RunResult(jobs, losses, log, None, local)
+
+
+def _warn_of_forgotten(run: JobRun) -> None:
+    """Warn of attributes that the forward changes and that no checkpoint keeps."""
+    names = {module: name for name, module in run.model.named_modules()}
+    rows = [row for stage in run.stages for row in stage.forgotten]
+    if rows:
+        found = [f"{key!r} of {type(part).__name__} {names.get(part, '')!r}" for part, key in rows]
+        text = "no checkpoint keeps it, so a resumed run begins anew; use a buffer if it is read"
+        warnings.warn(f"checkpoint: the forward changes {', '.join(found)}: {text}", stacklevel=2)
 
 
 def _trained(run: JobRun) -> Trained:

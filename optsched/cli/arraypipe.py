@@ -1,7 +1,8 @@
-"""``optsched arraypipe``: profile, problem, plan, run, demo."""
+"""``optsched arraypipe``: profile, advise, problem, plan, run, report, demo."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,39 +12,65 @@ from typing import Annotated
 import typer
 
 from optsched.cli.options import (
+    AsJson,
     Quiet,
     ScheduleFile,
     argument,
     group,
+    numbers,
     option,
 )
 from optsched.cli.output import wrote
 from optsched.io.files import check_outputs
 
-app = group("Train sibling jobs by a schedule: profile, problem, plan, run.")
+app = group("Train sibling jobs by a schedule: profile, advise, problem, plan, run, report.")
 
 Script = Annotated[str, argument("FILE.py:FUNCTION, which makes the ArrayTrainer.")]
 ProfileFile = Annotated[Path, argument("A *.profile.json document.")]
 Out = Annotated[
     Path | None, option("[default: beside the input, by its name]", "-o", "--out", "--output")
 ]
-Memory = Annotated[str | None, option("Of a device: 40GB, or device: as profiled.")]
+Memory = Annotated[str | None, option("Of a device: 40GB, or device (problem only): as profiled.")]
 
 
 @app.command()
-def profile(script: Script, output: Out = None) -> None:
+def profile(
+    script: Script,
+    output: Out = None,
+    sizes: Annotated[
+        str | None, option("Micro-batch sizes 1,2,4,8 [default: of the jobs].")
+    ] = None,
+) -> None:
     """Measure times and memory of the blocks of a script's jobs.
 
     Example: optsched arraypipe profile train.py:make -o train.profile.json
     """
     from optsched.arraypipe.commands import guarded, load_trainer
 
+    chosen = None if sizes is None else numbers("sizes", sizes)
     path, trainer = load_trainer(script)
     target = output or Path(f"{path.stem}.profile.json")
     check_outputs([target], [path])
-    found = guarded(path, lambda: trainer.profile())
+    found = guarded(path, lambda: trainer.profile(chosen))
     print(found)
     wrote(target, found.write)
+
+
+@app.command()
+def advise(
+    file: ProfileFile,
+    devices: Annotated[int | None, option("How many [default: as profiled].")] = None,
+    memory: Memory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare one job per GPU, 1F1B and the job array, in seconds per round of all jobs.
+
+    Example: optsched arraypipe advise train.profile.json --devices 4
+    """
+    from optsched.arraypipe.advice import advise as advice_on
+
+    advice = advice_on(file, devices=devices, memory=memory)
+    print(json.dumps(advice.as_dict()) if as_json else advice)
 
 
 @app.command()
@@ -111,6 +138,20 @@ def run(
     settings = {"every": every, "verbose": not quiet}
     if not run_script(script, schedule, steps, out, settings, checkpoint=checkpoint, resume=resume):
         raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, argument("What `run --out` wrote.")],
+    as_json: AsJson = False,
+) -> None:
+    """Print jobs, losses, devices, and predicted and measured times of a run.
+
+    Example: optsched arraypipe report out
+    """
+    from optsched.arraypipe.commands import read_summary
+
+    print(read_summary(folder, as_json))
 
 
 @app.command()

@@ -14,6 +14,7 @@ import random
 import sys
 import time
 import traceback
+import weakref
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import runs
 import test_arraypipe_losses as loss_tests
 from arraypipe_models import adamw, data, loss, sgd
-from process_refusals import refused, sentences  # noqa: F401
+from process_refusals import absent, refused, sentences  # noqa: F401
 from process_rows import (
     CHECKPOINTED,
     CUTS,
@@ -51,16 +52,20 @@ from streams_model import GPU, streams
 from test_arraypipe_settings import plateau, tokens
 from torch import nn
 
-from optsched import OptschedError, verify
+from optsched import InputError, JobArray, OptschedError, pipelines, verify
 from optsched.arraypipe import Job, random_schedule, training_run
-from optsched.arraypipe.distributed import messages
+from optsched.arraypipe.distributed import backend, messages
 from optsched.arraypipe.distributed import ranks as run_of_ranks
+from optsched.arraypipe.plan.segments import Change
+from optsched.arraypipe.rescheduling import Rescheduling
 from optsched.arraypipe.runtime.cuda_streams import BlockTimes
 from optsched.arraypipe.runtime.state import PeerLost
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from optsched.arraypipe.plan.segments import Segment
 
 
 # what tests ask for; every rank runs it, the answer of rank 0 counts
@@ -89,6 +94,37 @@ def streamed(ranks: int, case: str, first: int, last: int) -> list[str]:
         patch.setattr(BlockTimes, "read", lambda *given: landed.append(1) or read(*given))
         found = globals()[case](ranks, first, last) + machine.races
     return found if landed else [*found, "blocks have the times of the host"]
+
+
+def replanned(ranks: int, first: int, last: int) -> list[str]:
+    """Differences over runs whose plan is changed on the way, once or several times."""
+    found, changes = [], 0
+    for seed in range(first, last):
+        draw = random.Random(seed)
+        rows = random_rows(draw, 3)
+        shape = shape_of(rows, ranks, draw)
+        array = trainer(rows)
+        plans = [array.plan(random_plan(shape, draw)) for _ in range(3)]
+        waits = [draw.randrange(3) for _ in plans]
+
+        def improved(_: object, segment: Segment, plans: Any = plans, waits: Any = waits) -> Any:
+            if len(plans) > 1 and not waits[0]:
+                waits.pop(0)
+                plans.pop(0)
+                return Change(plans[0], segment.slots)
+            waits[0] -= 1
+            return None
+
+        with (
+            patched(Rescheduling, "_improved", improved),
+            patched(training_run, "FIRST_CYCLES", 1),
+            patched(backend, "cycles_for", lambda segment, seconds: 1),
+        ):
+            result = runs.run(array, plans[0], 12, **PROCESSES)
+        if dist.get_rank() == 0:
+            found += [f"seed {seed}: {d}" for d in compared(result, rows, [12] * len(rows))]
+            changes += 3 - len(plans)
+    return found if changes > last - first else [f"only {changes} changes"]
 
 
 def stopped(ranks: int) -> dict[str, Any]:
@@ -294,6 +330,30 @@ def transformers_models(ranks: int, names: list[str]) -> list[str]:
     return found
 
 
+def nothing_left(ranks: int) -> list[int]:
+    """Models and process groups that are still there after runs: one done, one refused."""
+    models: list[Any] = []
+
+    def build() -> nn.Module:
+        model = build_model()
+        models.append(weakref.ref(model))
+        return model
+
+    array = array_trainer(build, data, jobs=[Row(0, optimizer="adamw").job], stages=CUTS, loss=loss)
+    schedule = random_schedule([1], 4, place=[0, 1, 0, 1])
+    gc.collect()
+    gc.disable()
+    before = len(dist.distributed_c10d._world.pg_map)
+    runs.run(array, schedule, 2, **PROCESSES)
+    try:
+        runs.run(array, schedule, 2 + dist.get_rank(), **PROCESSES)
+    except InputError:
+        after = len(dist.distributed_c10d._world.pg_map)
+    alive = sum(model() is not None for model in models)
+    gc.enable()
+    return [alive, after - before]
+
+
 def caught(ranks: int) -> dict[str, Any]:
     """Rank 1 fails, all ranks catch what they get, and run again in the same process group."""
     rank = dist.get_rank()
@@ -383,17 +443,17 @@ def sleeps(ranks: int) -> list[str]:
 
 
 def with_losses(ranks: int) -> list[str]:
-    """Differences with a loss that is trained, clipped or not."""
+    """Differences with a loss that is trained, and with a split backward."""
     found = []
     jobs = [
         Job(0, 9, MAKERS["adamw"], microbatches=4, model={"norm": False}),
         Job(1, 8, MAKERS["sgd"], microbatches=2, recompute=True, precision="amp-bf16",
             model={"norm": False}),
     ]  # fmt: skip
-    plain = random_schedule([4, 2], 2, seed=3)
+    times = JobArray([[2] * 2] * 2, [[2] * 2] * 2, weight=[[1] * 2] * 2, micro_batches=[4, 2])
     whole = random_schedule([4, 2], 2, update=[0, 1], together=[0, 1], seed=3)
     clipped = [dataclasses.replace(job, clip_norm=0.5) for job in jobs]
-    for row, schedule in ((jobs, plain), (clipped, whole)):
+    for row, schedule in ((jobs, pipelines.zb_h1(times)), (clipped, whole)):
         batches = loss_tests.trainer(loss_tests.Row(loss, True), (8, 2)).data
         array = runs.array_trainer(
             loss_tests.build, batches, jobs=row, stages=[3], loss=loss_tests.Centered()

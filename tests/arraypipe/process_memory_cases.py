@@ -9,17 +9,19 @@ from typing import Any
 
 import process_cases
 import torch.distributed as dist
+from arraypipe_plans import in_turn
 from memory_limits import little, moving, needs
 from process_cases import PROCESSES, Row, alone, main, patched, trainer
 from runs import run
 
-from optsched import InputError
+from optsched import InputError, JobArray
 from optsched.arraypipe import (
     ArrayTrainer,
     RunConfig,
     random_schedule,
     training_run,
 )
+from optsched.arraypipe.memory.manager import memory_of
 from optsched.arraypipe.train_alone import differences
 
 
@@ -48,15 +50,26 @@ def tight(ranks: int, case: str, *arguments: Any) -> dict[str, Any]:
         return {"answer": answer, "moving": moving(made)}
 
 
+def tight_replanned(ranks: int, first: int, last: int) -> dict[str, Any]:
+    """The plan changes on the way; all jobs recompute in B, so that no order needs more slots."""
+
+    def shape(rows: Any, *given: Any, honest: Any = process_cases.shape_of) -> Any:
+        rows[:] = [row._replace(recompute=True) for row in rows]
+        return honest(rows, *given, blocks=False)
+
+    with patched(process_cases, "shape_of", shape):
+        return tight(ranks, "replanned", first, last)
+
+
 def too_small(ranks: int) -> dict[str, Any]:
     """One rank has not even room for one state: what every rank says, and what was written."""
     rows = [Row(j, optimizer="adamw", recompute=True) for j in range(3)]
     schedule = random_schedule([1] * 3, 4, place=[0, 1, 0, 1] if ranks == 2 else [2, 0, 3, 1])
     bytes_of: dict[int, int] = {}
 
-    def weighed(runs: Any, segments: Any, _: int, local: int) -> Any:
+    def weighed(runs: Any, segments: Any, _: int, share: Any) -> Any:
         found: list[Any] = [None] * ranks
-        dist.all_gather_object(found, sum(needs(runs, segments[0], local)))
+        dist.all_gather_object(found, sum(needs(runs, segments[0], share.device, share)))
         bytes_of.update(enumerate(found))
         raise InputError("weighed")
 
@@ -120,9 +133,35 @@ def others(result: Any, rows: list[Row], failed: int) -> list[str]:
     ]
 
 
+def refilled(ranks: int) -> dict[str, Any]:
+    """Six jobs on two slots by `refill`; one does not recompute, and is refused by rank 0 alone."""
+    rows = [Row(j, optimizer="adamw", recompute=j != 3) for j in range(6)]
+    rest = [row.job for row in rows[2:]]
+    array, made = trainer(rows[:2]), []
+    problem = JobArray([[2] * 4] * 2, [[2] * 4] * 2, place=[0, 1, 0, 1], objective="period")
+
+    def limited(runs: Any, segments: Any, _: None, share: Any) -> Any:
+        room = sum(needs(runs, segments[0], share.device, share))  # for one slot of each kind
+        limit = 10**9 if share.device else room
+        made.append(memory_of(runs, segments, limit, share))
+        return made[-1]
+
+    with patched(training_run, "memory_of", limited):
+        result = run(array, 
+            in_turn(problem, True), 4,
+            refill=lambda job: rest.pop(0) if rest else None, **PROCESSES,
+        )  # fmt: skip
+    return {
+        "slots": moving(made),
+        "status": [job.status for job in array.jobs],
+        "error": str(array.jobs[3].error),
+        "differences": others(result, rows, 3),
+    }
+
+
 vars(process_cases).update({
     case.__name__: case for case in (
-        tight, too_small, too_large
+        tight, tight_replanned, too_small, too_large, refilled
     )
 })  # fmt: skip
 

@@ -71,6 +71,8 @@ def run(
     hooks = [] if on_step is refill is None else [(Refills if refill else Hooks)(on_step, refill)]
     callbacks = [*hooks, *options.pop("callbacks", ())]
     given = {key: options.pop(key) for key in CONFIG & options.keys()}
+    if given.get("replan") is None:
+        given.pop("replan", None)
     given.setdefault("backend", "inline")
     config = replace(trainer.config, **{"check": 0, "verbose": False, **given})
     inside = {"RANK": "", "WORLD_SIZE": ""} if given["backend"] == "inline" else {}

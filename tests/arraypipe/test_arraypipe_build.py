@@ -1,4 +1,4 @@
-"""Start weights from files, weights in files, and frozen bases that jobs share."""
+"""Models that are built without holding them have the bits of models built whole."""
 
 from __future__ import annotations
 
@@ -17,12 +17,20 @@ import hf_models
 
 from optsched.arraypipe.checkpoint.weights import open_weights, write_weights
 from optsched.arraypipe.job import Job
+from optsched.arraypipe.model import lazy
 from optsched.arraypipe.model.build import Builder, model_function
+from optsched.arraypipe.model.lazy import Recorder
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Storages of 256 bytes are large here, so that tiny models are recorded."""
+    monkeypatch.setattr(lazy, "LARGE", 256)
 
 
 def job(seed: int = 5, **options: Any) -> Job:
@@ -54,9 +62,116 @@ def check_equal(a: nn.Module, b: nn.Module) -> None:
         assert torch.equal(x, y), name
 
 
+class Odd(nn.Module):
+    """What people do in constructors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(20, 20), nn.Linear(20, 20)
+        self.c = nn.Linear(20, 20).double()
+        self.e, self.d = nn.Embedding(30, 20, padding_idx=2), nn.Linear(20, 30, bias=False)
+        nn.init.orthogonal_(self.a.weight)
+        nn.init.trunc_normal_(self.b.weight, std=0.02)
+        nn.init.sparse_(self.c.weight, 0.3)
+        with torch.no_grad():
+            self.b.weight[:, 3:7] = self.a.weight[:, :4].clone()
+            self.b.weight[:3].copy_(self.b.weight[5:8])
+            self.a.weight.mul_(2).add_(self.b.weight.t())
+            self.a.weight /= self.a.weight.norm()
+            self.b.weight.data = self.b.weight.data.half().float()
+            if self.a.weight[0, 0].item() > 0:  # read on the spot
+                self.a.weight.neg_()
+            self.e.weight.copy_(torch.randn(30, 20) * 0.5)
+            self.e.weight[torch.arange(5)] = 0
+            for row in self.e.weight:
+                row.div_(1 + row.norm())
+        self.d.weight = self.e.weight
+        self.register_buffer("mask", torch.tril(torch.ones(30, 30, dtype=torch.bool)))
+        self.register_buffer("places", torch.arange(2000))
+        self.register_buffer("deep", copy.deepcopy(self.places))
+        self.register_buffer("outside", torch.from_numpy(self.a.weight.detach().numpy() * 2))
+        self.layers = nn.ModuleList(copy.deepcopy(self.b) for _ in range(2))
+        for layer in self.layers:
+            layer.reset_parameters()  # type: ignore[operator]
+        generator = torch.Generator().manual_seed(4)
+        self.w = nn.Parameter(torch.dropout(torch.ones(20, 20), 0.3, True))
+        self.g = nn.Parameter(torch.empty(20, 20).normal_(generator=generator))
+        self.p = nn.Parameter(torch.randperm(2000).float())
+        self.q = nn.Parameter(torch.linalg.qr(torch.randn(20, 20))[0])
+        self.like = nn.Parameter(torch.randn_like(self.q))
+        self.half = nn.Linear(40, 40).bfloat16()
+        self.view = nn.Parameter(self.a.weight.data[:18])
+        self.frozen = nn.Parameter(torch.eye(20), requires_grad=False)
+
+
+def mixed() -> nn.Module:
+    """Layers of torch with constructors of their own kind."""
+    wrapped = nn.utils.parametrizations
+    return nn.Sequential(
+        nn.LSTM(8, 16, 2), nn.MultiheadAttention(16, 4, kdim=8, vdim=8),
+        nn.Conv2d(8, 16, 3).to(memory_format=torch.channels_last), nn.BatchNorm2d(128),
+        nn.Bilinear(8, 8, 4), wrapped.weight_norm(nn.Linear(16, 16)),
+        wrapped.spectral_norm(nn.Linear(16, 16)), nn.EmbeddingBag(100, 8, padding_idx=3),
+        nn.Transformer(16, 4, 2, 2, 16, batch_first=True),
+    )  # fmt: skip
+
+
 def make(name: str) -> Callable[..., Any]:
     """A function that makes a model."""
-    return hf_models.builder(name)
+    others: dict[str, Any] = {"odd": Odd, "mixed": mixed}
+    return others.get(name) or hf_models.builder(name)
+
+
+@pytest.mark.parametrize("name", [*hf_models.MODELS, "lora", "odd", "mixed"])
+def test_recorded_models_have_the_bits_of_whole_ones(name: str) -> None:
+    """Weights, buffers, and the state of the generator afterwards."""
+    build = lora(make("llama"), r=64) if name == "lora" else make(name)
+    torch.manual_seed(3)
+    whole, state = build(), torch.get_rng_state()
+    torch.manual_seed(3)
+    with (recorder := Recorder()):
+        made = build()
+    assert torch.equal(state, torch.get_rng_state())
+    held = sum(t.nbytes for t in tensors(made).values() if not recorder.recorded(t))
+    if name in hf_models.MODELS and name != "mamba":  # computes its state from a list
+        assert held < 0.2 * sum(t.nbytes for t in tensors(whole).values())
+    recorder.finish()
+    assert not recorder.table
+    check_equal(whole, made)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16"])
+def test_parts_derive_from_weights(precision: str) -> None:
+    """Copies and masters made inside are right; what is emptied stays empty."""
+    types = {"fp64": torch.float64, "bf16": torch.bfloat16}
+    torch.manual_seed(5)
+    whole: Any = make("llama tied")().to(types.get(precision, torch.float32))
+    with Builder(make("llama tied")).parts(job(precision=precision)) as model:
+        got: Any = model
+        up = got.model.layers[0].mlp.up_proj.weight
+        master, copied = nn.Parameter(up.detach().double()), up.detach().clone()
+        got.lm_head.weight.data = got.lm_head.weight.data.new_empty(0)
+    assert torch.equal(master, up.double())
+    assert torch.equal(copied, whole.model.layers[0].mlp.up_proj.weight)
+    assert got.model.embed_tokens.weight.numel() == 0  # tied
+    del got.lm_head, got.model.embed_tokens, whole.lm_head, whole.model.embed_tokens
+    check_equal(got, whole)
+
+
+def test_failure_under_recording_builds_whole() -> None:
+    """A constructor that cannot be recorded is run again without, and that is said."""
+
+    def build() -> nn.Module:
+        if torch._C._len_torch_dispatch_stack():
+            raise RuntimeError("no modes here")
+        return nn.Linear(30, 30)
+
+    with pytest.warns(UserWarning, match="no modes here"), Builder(build).parts(job()) as model:
+        pass
+    torch.manual_seed(5)
+    check_equal(model, nn.Linear(30, 30))
+    with pytest.raises(ZeroDivisionError), Builder(lambda: 1 / 0).parts(job()):  # type: ignore[arg-type,return-value]
+        pass
 
 
 @pytest.mark.parametrize("name", ["w.pt", "hf", "shards", "hf/model.safetensors", "base"])
@@ -71,7 +186,8 @@ def test_init_reads_files_and_folders(tmp_path: Path, name: str) -> None:
     whole.model.save_pretrained(tmp_path / "base")
     builder = Builder(build)
     check_equal(builder.whole(job(init=tmp_path / name)), whole)
-    model = builder.whole(job(init=tmp_path / name, precision="bf16"))
+    with builder.parts(job(init=tmp_path / name, precision="bf16")) as model:
+        pass
     check_equal(model, whole.bfloat16())
 
 

@@ -32,7 +32,7 @@ def random_segment(draw: random.Random) -> Segment:
     array = random_array(draw, draw.randint(1, 4), "period")
     plan = compile_plan(random_rolling(array, seed=draw.randrange(10**6)))
     stages = range(plan.n_stages)
-    ties = [tuple(sorted(draw.sample(stages, 2)))] if len(stages) > 1 else []
+    ties = [tuple(sorted(draw.sample(stages, 2)))] if len(stages) > 1 and not plan.split else []
     together = [j for j in plan.updated if array.update_mode == "global" and draw.random() < 0.5]
     first = [draw.randrange(4) for _ in plan.microbatches]
     count = [draw.randint(0, 4 * copies) for copies in plan.copies]

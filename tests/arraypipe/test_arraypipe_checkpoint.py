@@ -337,6 +337,38 @@ def test_another_job_is_refused(written: Path, changes: dict[str, Any], sentence
     assert files(written) == before
 
 
+def damaged(change: Any) -> Any:
+    """A change of what is in the first train file."""
+
+    def apply(place: Path) -> None:
+        path = train_files(place)[0]
+        torch.save(change(torch.load(path, weights_only=True)), path)
+
+    return apply
+
+
+def renamed(place: Path) -> None:
+    """A folder with the name of another iteration would be trained on wrongly."""
+    place.rename(place.with_name("1"))
+
+
+DAMAGE: dict[str, tuple[Any, str]] = {
+    "renamed": (renamed, "was written after iteration 2; a folder must keep its name"),
+    "format": (damaged(lambda train: {**train, "format": "x"}), "is not a checkpoint of format"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damage_is_a_sentence(written: Path, tmp_path: Path, name: str) -> None:
+    """With the file and what is wrong with it; nobody is advised to remove work."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    damage, sentence = DAMAGE[name]
+    damage(tmp_path / "job0" / "2")
+    with pytest.raises(InputError, match=sentence) as error:
+        resume(tmp_path)
+    assert "remove" not in str(error.value)
+
+
 # data
 
 
@@ -557,3 +589,22 @@ def test_damage_is_found(
         assert "iteration 2 is complete: remove the newer folders" in str(error)
         shutil.rmtree(place / "job0" / "3")
         assert folder.latest("job0") == 2
+
+
+def test_the_one_before_is_gone_on_from_when_the_damaged_one_is_removed(
+    three: Path, tmp_path: Path
+) -> None:
+    """To the bits of a run without a break; with none that is whole, the sentence says so."""
+    shutil.copytree(three, tmp_path, dirs_exist_ok=True)
+    place = tmp_path / "job0"
+    min((place / "3").glob("model-*")).write_bytes(b"half")
+    with pytest.raises(InputError, match=r"job0/3: model-00001.*; iteration 2 is complete"):
+        train(tmp_path)
+    with pytest.raises(InputError, match="already has checkpoints"):
+        train(tmp_path, resume=False)
+    shutil.rmtree(place / "3")
+    assert same(train(tmp_path).trained[0], 0, STEPS, start=2)
+    for done in numbered(place):
+        train_files(place / str(done))[0].write_bytes(b"half")
+    with pytest.raises(InputError, match=r"job0/5: train-0.* cannot be read .* no older checkpoi"):
+        train(tmp_path, 9)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from program import PATIENCE, PROGRAM, Cli
+from program import PATIENCE, PROGRAM, Cli, start
 
 import optsched
 from optsched import JobArray
@@ -81,11 +82,14 @@ REFUSED: list[tuple[str, str]] = [
     ("plan plan.json", "plan.json: "),  # of a job shop
     ("plan graph.json", "no sequences"),
     ("plan free.schedule.json", "must ascend"),
-    ("problem x.schedule.json", "optsched.profile/3"),
+    ("advise x.schedule.json", "optsched.profile/2"),
+    ("advise in.profile.json --devices 0", "devices: "),
+    ("advise in.profile.json --memory much", "memory: "),
     ("problem in.profile.json --memory 1GB", "memory: device 0 has 1073741824 bytes"),
     ("problem in.profile.json --objective speed", "objective: expected one of"),
     ("problem in.profile.json -o in.profile.json", "is the file that is read"),
     ("problem nowhere.json", "no such file"),
+    ("report .", "summary.txt: no such file; `optsched arraypipe run --out` writes it"),
 ]
 
 
@@ -98,10 +102,15 @@ def test_refusals_without_torch(shop: Cli) -> None:
 
 
 @pytest.mark.torch
-def test_from_profile_to_results(shop: Cli) -> None:
-    """Profile, run without and with a schedule, resume, results."""
+def test_from_profile_to_report(shop: Cli) -> None:
+    """Profile, advise, run without and with a schedule, resume, report."""
     done = shop("arraypipe", "profile", "t.py:make_trainer", "--out", "x.profile.json")
     assert done.code == 0 and "wrote x.profile.json" in done.out
+    words = ("--devices", 2, "--memory", "40GB", "--json")
+    advice = json.loads(shop("arraypipe", "advise", "x.profile.json", *words).out)
+    assert (advice["jobs"], advice["devices"], advice["memory"]) == (3, 2, 40 * 2**30)
+    assert "job array" in shop("arraypipe", "advise", "x.profile.json").out
+
     run = ("arraypipe", "run", "t.py:make_trainer")
     done = shop(*run, "--steps", 4, "--out", "a", "--checkpoint", "ck")
     assert done.code == 0, done.err
@@ -112,11 +121,21 @@ def test_from_profile_to_results(shop: Cli) -> None:
     again = shop(*run, "a/plan.schedule.json", "--steps", 6, "--checkpoint", "ck", "--resume",
                  "--every", 1, "--quiet", "--out", "b/c")  # fmt: skip
     assert again.code == 0 and again.err == ""
-    summary = json.loads(Path("b/c/summary.json").read_text())
+    summary = json.loads(shop("arraypipe", "report", "b/c", "--json").out)
     assert [(job["iterations"], job["status"]) for job in summary["jobs"]] == [(2, "done")] * 3
     assert sorted(os.listdir("ck/job0")) == ["5", "6"]
-    shown = Path("b/c/summary.txt").read_text()
+    shown = shop("arraypipe", "report", "b/c").out
     assert shown in again.out and "a cycle: predicted" in shown
+
+
+@pytest.mark.torch
+def test_demo(shop: Cli) -> None:
+    """Report and proof; with a given schedule nothing is measured."""
+    random_schedule([1, 1, 1, 2], 4, seed=5).write("demo.schedule.json")
+    done = shop("arraypipe", "demo", "--steps", 1, "--schedule", "demo.schedule.json")
+    assert done.code == 0, done.err
+    assert "every job is bit-identical to training it alone" in done.out
+    assert "measuring" not in done.out
 
 
 @pytest.mark.torch
@@ -129,9 +148,11 @@ def test_failed_job_and_names_that_talk_to_the_terminal(shop: Cli) -> None:
                 "--out", "o")  # fmt: skip
     assert done.code == 1
     assert done.err.endswith("failed: job job1, stage 1, iteration 3: the loss is nan\n")
-    summary = json.loads(Path("o/summary.json").read_text())
+    summary = json.loads(shop("arraypipe", "report", "o", "--json").out)
     assert [job["status"] for job in summary["jobs"]] == ["done", "failed", "done"]
-    assert "[2Jgpu" in done.out and "\x1b" not in done.out + done.err
+    again = shop("arraypipe", "report", "o")
+    for ran in (done, again):
+        assert "[2Jgpu" in ran.out and "\x1b" not in ran.out + ran.err
 
 
 SCRIPTS = [
@@ -180,8 +201,34 @@ def test_orders_refused(shop: Cli) -> None:
     ):
         found = shop.refused("arraypipe", "run", script, schedule, *words.split())
         assert sentence in found, words
-    assert "is the file that is" in shop.refused("arraypipe", "profile", good, "--out", "t.py")
+    for words, sentence in (("--sizes 2;4", "sizes: "), ("--out t.py", "is the file that is")):
+        assert sentence in shop.refused("arraypipe", "profile", good, *words.split())
     assert sorted(os.listdir()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_interrupted(shop: Cli) -> None:
+    """Ctrl-C: whole iterations, checkpoints from which the run goes on, exit code 0."""
+    run = (*RUN, "--checkpoint", "ck")
+    process = start(*run, "--steps", 10**6, "--out", "o")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "  iteration" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    assert "interrupted: jobs ended with whole iterations" in out and "Traceback" not in err
+    assert sorted(os.listdir("o")) == RESULTS
+    jobs = json.loads(Path("o/summary.json").read_text())["jobs"]
+    assert {job["status"] for job in jobs} == {"stopped"}
+    steps = 2 + max(job["iterations"] for job in jobs)
+    more = shop(*run, "--steps", steps, "--resume", "--quiet", "--out", "p")
+    assert more.code == 0, more.err
+    resumed = json.loads(Path("p/summary.json").read_text())["jobs"]
+    for before, after in zip(jobs, resumed, strict=True):
+        assert before["iterations"] + after["iterations"] == steps
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
-    "executor-batches": 3,
-    "executor": 6, "executor-life": 5, "executor-memory": 1,
+    "executor-batches": 4,
+    "executor": 6, "executor-life": 6, "executor-memory": 1,
     "executor-models": 3, "executor-profile": 3, "executor-report": 2, "executor-sweeps": 2,
 }  # fmt: skip
 
@@ -60,7 +60,7 @@ def test_commands_on_the_page_run(cli: Cli) -> None:
     Path("train.py").write_text(code)
     random_schedule([1, 1, 1], 2, seed=0).write("x.schedule.json")
     commands = re.findall(r"^\| `optsched (.*?)` \|", text_of("executor-cli"), re.M)
-    assert len(commands) == 5
+    assert len(commands) == 7
     for command in commands[:-1]:
         done = cli(*shlex.split(command.replace("1000", "3")))
         assert done.code == 0, (command, done.err)

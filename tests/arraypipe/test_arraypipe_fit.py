@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import random
 import re
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +17,8 @@ from runs import run
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from optsched import ArrayTrainer, InputError, RunConfig
-from optsched.arraypipe import Callback, Job, random_schedule
+from optsched import ArrayTrainer, InputError, JobArray, RunConfig
+from optsched.arraypipe import Callback, CsvLog, Job, random_schedule
 from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.events import measure_of
 from optsched.arraypipe.train_alone import NotIdentical, differences
@@ -101,6 +103,24 @@ def test_from_jobs_to_models(capsys: Any, tmp_path: Path) -> None:
         assert all("loss of" in row or "iterations, alone" in row for row in found)
     given = run(made, by(2), 5)
     assert all(differences(a, b) == [] for a, b in zip(given.trained, result.trained, strict=True))
+
+
+def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
+    """Beside the newest ones, of which here one is kept; judged the other way round later."""
+    values = [3.0, 1.0, 2.0, 5.0, 2.5, 2.5, 3.0]
+    left = iter(values)
+
+    def value(model: nn.Module) -> float:
+        return next(left)
+
+    config = RunConfig(check=0, verbose=False, every=1, keep=1)
+    how: dict[str, Any] = {"schedule": by(1), "checkpoint": tmp_path, "evaluate": value}
+    array().fit(jobs_of(1), 6, config=config, **how)
+    place = tmp_path / "job0"
+    assert {path.name for path in place.iterdir() if path.is_dir()} == {"2", "6"}
+    assert (place / "best").read_text() == "2 1.0\n"
+    array().fit(jobs_of(1), 7, resume=True, config=replace(config, mode="max"), **how)
+    assert (place / "best").read_text().startswith("7 3.0")
 
 
 def test_evaluation_changes_no_bit() -> None:
@@ -193,21 +213,34 @@ def test_callbacks_and_queue() -> None:
     assert exact(made, result)
 
 
-def test_runs_that_do_not_fit_their_folder_are_refused(tmp_path: Path) -> None:
-    """Before anything is trained: another run, too few steps, an evaluation that raises."""
-    how: dict[str, Any] = {"schedule": by(2), "evaluate": DATA, "checkpoint": tmp_path / "a"}
-    array().fit(jobs_of(), 3, config=QUICK, **how)
+def test_the_log_of_a_run(tmp_path: Path) -> None:
+    """A row per loss and value, also of jobs that came later; a resume goes on with it."""
+    path = tmp_path / "logs/run.csv"
+    config = RunConfig(check=0, verbose=False, every=2)
+    how: dict[str, Any] = {
+        "schedule": by(2), "config": config, "evaluate": DATA, "checkpoint": tmp_path / "a",
+    }  # fmt: skip
+    array().fit(jobs_of(), 3, callbacks=[CsvLog(path), Gives()], **how)
+    before = path.read_bytes()
 
     def broken(model: nn.Module) -> float:
         raise AttributeError("no such layer")
 
+    checked = {"config": RunConfig(every=2, verbose=False), "callbacks": [CsvLog(path)]}
     for steps, change, sentence in (
         (3, {}, "already has checkpoints"),
         (2, {"resume": True}, "has already done 3 iterations, got 2"),
         (5, {"resume": True, "evaluate": broken}, "evaluate: AttributeError: no such layer"),
     ):
-        with pytest.raises(InputError, match=sentence):
-            array().fit(jobs_of(), steps, config=RunConfig(verbose=False), **{**how, **change})
+        with pytest.raises(InputError, match=sentence):  # and no file is touched
+            array().fit(jobs_of(), steps, **{**how, **checked, **change})
+    assert path.read_bytes() == before
+    array().fit(jobs_of(), 6, resume=True, callbacks=[CsvLog(path), Gives()], **how)
+    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    for name in ("job0", "job1", "late"):
+        for key, expected in (("loss", range(6)), ("value", [1, 2, 3, 5])):
+            found = [int(row["iteration"]) for row in rows if row["job"] == name and row.get(key)]
+            assert sorted(found) == list(expected)
 
 
 class Counter(nn.Module):
@@ -274,6 +307,7 @@ class Returns(Callback):
         return ended
 
 
+OTHER = JobArray([[1, 1, 1]], [[1, 1, 1]], objective="period")
 REFUSED: list[tuple[Any, str]] = [
     (fitted(jobs=[]), "jobs: expected at least one"),
     (fitted(jobs=[7]), r"jobs\[0\]: expected a Job, got 7"),
@@ -288,6 +322,9 @@ REFUSED: list[tuple[Any, str]] = [
     (fitted(evaluate=nn.Sequential()), "evaluate: expected a function of the model, a dataset, or"),
     (fitted(evaluate=(DATA, 5)), "evaluate: expected a function of the model, a dataset, or"),
     (fitted(evaluate=lambda model: "low"), "evaluate: ValueError: could not convert"),
+    (fitted(schedule=by(2), config=RunConfig(replan=True)), "replan: expected the JobArray"),
+    (fitted(config=RunConfig(replan=OTHER)), "replan: expected True or False without a schedule"),
+    (fitted(schedule=by(2), config=RunConfig(replan=OTHER)), "is not one of this JobArray"),
     # it would be trained again as another one
     (
         fitted(schedule=by(2), config=QUICK, callbacks=[Returns()]),

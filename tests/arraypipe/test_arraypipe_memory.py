@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from arraypipe_models import adamw, build_model, data, exact, loss, sgd, trainer
+from arraypipe_plans import in_turn, random_rolling
 from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +16,11 @@ from memory_limits import little, moving
 from runs import run
 from torch import Tensor, nn
 
-from optsched import InputError, Schedule, verify
-from optsched.arraypipe import Job, random_schedule
+from optsched import Csr, InputError, JobArray, Schedule, verify
+from optsched.arraypipe import Job, random_schedule, rescheduling
 from optsched.arraypipe.memory.transfers import CopyEngine
+from optsched.arraypipe.plan.segments import Change
+from optsched.arraypipe.rescheduling import Replanner, Rescheduling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,9 +37,12 @@ def job(row: Settings, recompute: bool = True) -> Job:
     return Job(seed, batch, MAKERS[optimizer], microbatches=parts, recompute=recompute)
 
 
-def order_of(seed: int, place: Any = (0, 0, 0)) -> Schedule:
-    """A random order of `FOUR`."""
-    return random_schedule([row[3] for row in FOUR], 3, place=place, seed=seed)
+def order_of(seed: int, first: int = 0, place: Any = (0, 0, 0), **options: Any) -> Schedule:
+    """A random order of `FOUR`, or one job after the other from the first or the last."""
+    found = random_schedule([row[3] for row in FOUR], 3, place=place, seed=seed, **options)
+    assert found.sequences is not None and found.start is not None
+    rows = [sorted(r, key=lambda i: first * int(found.job[i])) for r in found.sequences.to_lists()]
+    return found.with_orders(Csr.of(rows), found.start)
 
 
 # the same bits
@@ -151,22 +158,36 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["recomputed", "kept"])
-@pytest.mark.parametrize("name", [*SETTINGS, *MODELS])
+@pytest.mark.parametrize("name", [*SETTINGS, *MODELS, "split backward"])
 def test_states_of_any_kind(name: str, keeps: bool) -> None:
-    """Step counters stay, masters go with the moments; buffers, lists of weights, strides, ties."""
+    """Step counters stay, masters go with the moments; buffers, lists of weights, strides, ties.
+
+    Where the backward is split, W blocks end what F has begun.
+    """
     rows = SETTINGS.get(name, [{}] * 3)
     jobs = [
         Job(s, 8, **{"optimizer": adamw, "microbatches": 2, "recompute": not keeps, **row})
         for s, row in enumerate(rows)
     ]
     n = len(jobs)
-    update = range(n if name == "settings" else 0)
-    schedule = random_schedule([2] * n, 3, together=update, update=update, place=[0, 0, 0], seed=1)
+    if name == "split backward":
+        problem = JobArray(
+            [[2] * 3] * n, [[2] * 3] * n, weight=[[1] * 3] * n, place=[0] * 3, micro_batches=2,
+            update=1, update_mode="block", objective="period",
+        )  # fmt: skip
+        schedule = random_rolling(problem, seed=1)
+    else:
+        update = range(n if name == "settings" else 0)
+        schedule = random_schedule(
+            [2] * n, 3, together=update, update=update, place=[0, 0, 0], seed=1
+        )
     array = trainer(jobs, memory=1, **MODELS.get(name, {}))
     with little(lambda: 1.5, grow=True) as made:
         result = run(array, schedule, STEPS, on_error="raise")
     assert moving(made), "all states were resident"
     assert exact(array, result)
+    if name == "split backward":
+        assert "W" in result.trace.kind.tolist()
 
 
 class Adapter(nn.Module):
@@ -201,24 +222,37 @@ def test_a_frozen_base_is_there_once(factor: float) -> None:
 
 
 @pytest.mark.parametrize("factor", [1.0, 50.0])
-def test_what_fits_is_never_copied(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing moves where all is resident; else blocks wait for copies, and the report says so."""
-    moved: list[int] = []
+def test_copies_are_in_the_trace(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One operation for every copy that was made, with its bytes; none where all is resident."""
+    moved: list[tuple[str, int]] = []
     original = CopyEngine.copy
 
     def copy(self: CopyEngine, direction: str, size: int, *rest: Any) -> None:
-        moved.append(size)
+        moved.append((direction, size))
         original(self, direction, size, *rest)
 
     monkeypatch.setattr(CopyEngine, "copy", copy)
+    jobs = [job(row) for row in FOUR]
+    schedule = order_of(3, place=[0, 1, 0])
     with little(lambda: factor) as made:
-        array = trainer([job(row) for row in FOUR], memory=1)
-        result = run(array, order_of(3, place=[0, 1, 0]), STEPS)
-    assert verify(result.trace) == []
-    assert bool(moved) == bool(moving(made)) == (factor < 50) == (result.report.exposed_ns > 0)
+        result = run(trainer(jobs, memory=1), schedule, STEPS)
+    trace, blocks = result.trace, STEPS * schedule.n_operations
+    assert verify(trace) == []
+    assert trace.n_operations == blocks + len(moved)
+    assert bool(moved) == bool(moving(made)) == (factor < 50)
+    if not moved:
+        assert "copied_bytes" not in trace.provenance
+        return
+    for way in ("in", "out"):
+        sizes = [size for direction, size in moved if direction == way]
+        assert (trace.kind[blocks:] == f"copy {way}").sum() == len(sizes)
+        assert trace.provenance["copied_bytes"][way] == sum(sizes)
+    # what was measured beside the blocks is what they have waited for, and what was flushed
+    exposed = made[-1].engine.exposed_ns
+    assert trace.duration[blocks:].sum() == exposed >= result.report.exposed_ns > 0
 
 
-# what happens to jobs
+# what happens to jobs and plans
 
 
 def test_stopped_and_failed_jobs_do_not_disturb() -> None:
@@ -248,6 +282,95 @@ def test_stopped_and_failed_jobs_do_not_disturb() -> None:
     assert [one.status for one in jobs] == ["done", "stopped", "failed", "failed"]
     array.loss = loss
     assert exact(array, result)
+
+
+@pytest.fixture
+def one_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of one cycle."""
+    monkeypatch.setattr("optsched.arraypipe.training_run.FIRST_CYCLES", 1)
+    monkeypatch.setattr("optsched.arraypipe.runtime.inline.cycles_for", lambda *given: 1)
+
+
+# of three orders: blocks have other numbers in each, or the same in all; or each order begins with
+# the job that the one before has announced last
+MORE: dict[str, list[dict[str, Any]]] = {
+    "other numbers": [{"update": [0, 2]}, {"update": [1]}, {}],
+    "equal numbers": [{"update": [1]}] * 3,
+    "other ends": [{"first": 1}, {"first": -1}, {"first": 1}],
+}
+
+
+@pytest.mark.usefixtures("one_cycle")
+@pytest.mark.parametrize(
+    ("name", "keeps"), [("other numbers", (1, 3)), ("equal numbers", ()), ("other ends", ())]
+)
+def test_orders_that_change_on_the_way(
+    monkeypatch: pytest.MonkeyPatch, name: str, keeps: tuple[int, ...]
+) -> None:
+    """What an older order has announced is forgotten, also where blocks have equal numbers."""
+    jobs = [job(row, recompute=j not in keeps) for j, row in enumerate(FOUR)]
+    array = trainer(jobs, memory=1)
+    plans = [array.plan(order_of(k, **options)) for k, options in enumerate(MORE[name])]
+    waits = [1, 2, 1]
+
+    def improved(_: Any, segment: Any) -> Any:
+        waits[0] -= 1
+        if len(plans) > 1 and waits[0] < 0:
+            waits.pop(0), plans.pop(0)
+            return Change(plans[0], segment.slots)
+        return None
+
+    monkeypatch.setattr(Rescheduling, "_improved", improved)
+    with little(lambda: 1.5 + 2 * bool(keeps)) as made:
+        result = run(array, plans[0], 8, on_error="raise")
+    assert moving(made) and len(plans) == 1
+    assert exact(array, result)
+
+
+@pytest.mark.usefixtures("one_cycle")
+@pytest.mark.parametrize(
+    ("breadth", "place", "sentence"),
+    [
+        (False, None, ""),
+        (True, None, "memory: gpu0 has"),
+        (False, [1, 0, 2], "the new plan has the stages of job job1 on"),
+    ],
+    ids=["adopted", "large", "elsewhere"],
+)
+def test_a_plan_that_needs_more_memory_or_other_devices_is_not_adopted(
+    breadth: bool, place: Any, sentence: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """The log says why, and the run goes on with the plan that it has; else it changes over."""
+    jobs = [job((s, 8, "sgd", 1), recompute=False) for s in range(4)]
+    problem = JobArray([[3, 4, 2]] * 4, [[6, 7, 5]] * 4, objective="period")
+    changed: list[Any] = []
+
+    class Solver(Replanner):
+        def submit(self, problem: Any, start: Any, time_limit: float) -> None:
+            n = problem.n_jobs
+            other = JobArray([[3, 4, 2]] * n, [[6, 7, 5]] * n, place=place, objective="period")
+            self._answer.append(in_turn(other, breadth))
+
+    honest = Rescheduling._improved
+
+    def improved(planner: Any, segment: Any) -> Any:
+        change = honest(planner, segment)
+        changed.extend([] if change is None else [change])
+        return change
+
+    monkeypatch.setattr(rescheduling, "Replanner", Solver)
+    monkeypatch.setattr(Rescheduling, "_gain", lambda *given: 1)
+    monkeypatch.setattr(Rescheduling, "_improved", improved)
+    array = trainer(jobs, memory=1)
+    with caplog.at_level(logging.WARNING, "optsched"), little(lambda: 1.0) as made:
+        result = run(
+            array, in_turn(problem, False), 8, replan=problem, on_error="raise",
+            on_step=lambda job, t, x: job.seed == 0 and t == 1 and job.stop(),
+        )  # fmt: skip
+    assert moving(made) and bool(changed) == (not sentence)
+    assert sentence in caplog.text
+    assert [len(row) for row in result.losses] == [2, 8, 8, 8] and exact(array, result)
 
 
 # mistakes and refusals

@@ -17,9 +17,9 @@ from depth import depth
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched import Csr, CyclicOrder, InputError, JobArray, Schedule, verify
-from optsched.analysis.occupancy import held_bytes
+from optsched import Csr, CyclicOrder, InputError, JobArray, Resource, Schedule, verify
 from optsched.arraypipe import compile_plan, random_schedule
+from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.plan import topological, without
 from optsched.solving.solution import PeriodicOrders
 
@@ -98,7 +98,8 @@ def order(edit: Any) -> Schedule:
 HOSTILE: dict[str, tuple[Any, str]] = {
     "no schedule": (lambda: "x.json", r"schedule: expected a Schedule, got 'x\.json'"),
     "unscheduled": (lambda: BASE.graph(), "not scheduled"),
-    "split backward": (lambda: label("kind", 2, "W"), "the backward is not split"),
+    "split backward I": (lambda: label("kind", 2, "I"), "I blocks on stage 1 without W blocks"),
+    "split backward W": (lambda: label("kind", 2, "W"), "is missing"),
     "unknown kind": (lambda: label("kind", 0, "epoch"), r"operations\[0\].kind: expected F"),
     "missing job": (lambda: changed(BASE, job=BASE.job * 2), "no block of job 1"),
     "huge job": (lambda: label("job", 0, 2**50), "no block of job 2"),
@@ -132,6 +133,42 @@ def test_refused_with_a_sentence() -> None:
             compile_plan(schedule, **options)
 
 
+def test_memory_of_the_steady_state() -> None:
+    """Held bytes are a prefix sum; too much, or a gain per cycle, is refused."""
+    base = random_schedule([1, 1], 1, seed=3)
+    forward = (base.kind == "F").astype(int) * 10
+    backward = (base.kind == "B").astype(int) * 10
+    resources = (Resource("gpu", 20),)
+    kept = changed(base, resources=resources, acquire=forward, free=backward)
+    both = changed(kept, sequences=Csr.of([[0, 2, 1, 3]]))
+    compile_plan(both)
+    with pytest.raises(InputError, match="needs 21 bytes in all, the device has 20"):
+        compile_plan(changed(both, workspace=(base.kind == "B").astype(int)))
+    with pytest.raises(InputError, match="gains 20 bytes"):
+        compile_plan(changed(kept, free=backward * 0))
+
+
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 2), min_size=1, max_size=3))
+def test_held_is_the_peak_of_a_long_run(seed: int, copies: list[int]) -> None:
+    """Bytes held over one cycle of the steady state are the most that a long run ever holds."""
+    n = len(copies)
+    array = JobArray(
+        np.full((n, 2), 1), 2, activation=[[j + 1, 10 * (j + 1)] for j in range(n)],
+        multiplicity=copies, place=[0, seed % 2], micro_batches=1 + seed % 3, objective="period",
+    )  # fmt: skip
+    schedule = random_rolling(array, seed=seed)
+    plan = compile_plan(schedule)
+    peak, level = [0] * len(plan.devices), [0] * len(plan.devices)
+    for operation, _, _ in walk(plan, [8 * a for a in copies]):
+        device = plan.blocks[operation].device
+        level[device] += int(schedule.acquire[operation])
+        peak[device] = max(peak[device], level[device])
+        level[device] -= int(schedule.free[operation])
+    assert peak == [budget(plan, d, {}).activations for d in range(len(plan.devices))]
+    assert not any(level)
+    assert max(plan.latest) == schedule.offset.max()
+
+
 def test_together_adds_arcs() -> None:
     """Updates of such a job wait for the gradient of all stages."""
     schedule = random_schedule([1, 1], 2, update=[0])
@@ -148,15 +185,15 @@ def test_together_adds_arcs() -> None:
 
 
 def test_planning_needs_no_torch() -> None:
-    """Plans and profiles need no torch; without it the trainer says what to install."""
+    """Plans, profiles, advice need no torch; without it the trainer says what to install."""
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "from optsched import MissingExtra\n"
-        "from optsched.arraypipe import Profile, compile_plan, random_schedule\n"
+        "from optsched.arraypipe import Profile, advise, compile_plan, random_schedule\n"
         "import optsched.arraypipe.memory.budget, optsched.arraypipe.memory.transfers\n"
         "compile_plan(random_schedule([1, 2], 3))\n"
         "profile = Profile.read('instances/profiles/gpt2_xl-4.profile.json')\n"
-        "assert profile.problem().n_stages == 4\n"
+        "assert profile.problem().n_stages == 4 and advise(profile).jobs == 4\n"
         "import optsched.arraypipe as a\n"
         "for name in ('Job', 'ArrayTrainer', 'RunConfig'):\n"
         "    try:\n"
@@ -318,7 +355,7 @@ def random_document(seed: int) -> tuple[JobArray, Schedule]:
         schedule = array.scheduled(Csr.of(rows))
     plan, resources = compile_plan(schedule), []
     for d, resource in enumerate(schedule.resources):
-        held = int(held_bytes(schedule, list(plan.sequences[d])).max(initial=0))
+        held = budget(plan, d, {}).activations
         resources.append(resource._replace(memory=held + draw.choice([0, 5])))
     return array, dataclasses.replace(schedule, resources=tuple(resources), objective=None)
 

@@ -26,18 +26,23 @@ CASES: dict[str, tuple[int, str, list[Any], Any]] = {
     # random plans, windows of 1 to 4: parameters, buffers, moments, losses; traces verify
     "plans": (2, "exact", [0, 3], []),
     "plans on 4 ranks": (4, "exact", [100, 101], []),
+    "plans that change": (2, "replanned", [0, 1], []),
     "simulated GPUs": (2, "streamed", ["exact", 122, 123], []),
     "transformers": (2, "transformers_models", [["llama tied"]], []),
-    "losses": (2, "with_losses", [], []),
+    "losses and W blocks": (2, "with_losses", [], []),
     "batches that grow": (2, "longer", [], []),
     # little memory: states move, no bit differs
     "slots": (2, "tight", ["exact", 0, 2], EXACT),
+    "slots, plans that change": (2, "tight_replanned", [0, 1], EXACT),
     "too small": (2, "too_small", [], {
         "said": "memory: ", "device": True, "alike": True, "others": True,
         "unlike": "memory: differs between ranks"}),
     "a job too large": (2, "too_large", [], {
         "status": ["done", "done", "failed", "done"], "differences": [], "exposed": True,
         "whole": True, "error": "memory: the moments of job job2, stage"}),
+    "a job without recompute": (2, "refilled", [], {
+        "slots": True, "status": ["done"] * 3 + ["failed"] + ["done"] * 2, "differences": [],
+        "error": "states are between a forward and its backward on gpu0"}),
     # lives of jobs
     "stopped": (2, "stopped", [], {
         "differences": [], "status": ["stopped"] * 3, "known": True,
@@ -46,6 +51,7 @@ CASES: dict[str, tuple[int, str, list[Any], Any]] = {
         "differences": [], "status": ["done", "done", "failed", "failed", "done"]}),
     "trace": (2, "carried", [], {
         "violations": [], "in order": True, "devices": 2, "others know their blocks": True}),
+    "nothing left": (2, "nothing_left", [], [0, 0]),
     # ranks that differ or fail
     "refused": (2, "refused", [], {
         "optimizer": ["InputError: rank 1: job job1: the optimizer cannot be made",
@@ -63,6 +69,8 @@ CASES: dict[str, tuple[int, str, list[Any], Any]] = {
         "said": "rank 1: job job1, stage 3, iteration 2", "at_once": True, "differences": []}),
     "a rank that sleeps": (2, "sleeps", [], [
         "in cycle 2 before", "PeerLost: rank 0: no message from rank 1"]),
+    "a rank that never comes": (2, "absent", [],
+        "not all of the 2 ranks have come to this run within 0.5 s"),
     # two stages on two ranks each, against DistributedDataParallel
     "replicas": (4, "replicated", [], []),
     "replicas end": (4, "replicas_end", [], {
@@ -124,11 +132,14 @@ def test_killed_and_resumed(answers: dict[Any, Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_hundred_plans(tmp_path: Path, ranks: int) -> None:
-    """Random plans, little memory."""
-    cases = {"exact": ["exact", 1000, 1050], "slots": ["tight", "exact", 2000, 2020]}
+    """Random plans, changes of plans, little memory."""
+    cases = {
+        "exact": ["exact", 1000, 1050], "replanned": ["replanned", 1000, 1005],
+        "slots": ["tight", "exact", 2000, 2020], "changes": ["tight_replanned", 2000, 2010],
+    }  # fmt: skip
     if ranks == 2:
         cases |= {case: ["tight", case] for case in ("stopped", "longer")}
         cases["GPUs"] = ["tight", "streamed", "exact", 0, 2]
     (found,) = ask(tmp_path, [(ranks, "several", cases)], 3000)
-    wanted = {name: [] if name == "exact" else EXACT for name in cases}
+    wanted = {name: [] if name in ("exact", "replanned") else EXACT for name in cases}
     assert misfits(found, wanted) == []

@@ -140,6 +140,24 @@ def test_out_of_memory_is_a_sentence() -> None:
         profile_of(jobs, lambda: nn.Sequential(nn.Linear(6, 4), Large()), [1])
 
 
+def test_given_sizes_and_a_split_backward_are_measured() -> None:
+    """Sizes once each; I and W beside B, and the problem with weight blocks."""
+    given = array_trainer(plain, data, jobs=[Job(1, 12, sgd)], stages=[2], loss=loss)
+    found = given.profile(sizes=[16, 12, 16], split_backward=True)
+    assert found.sizes() == [12, 16]
+    assert kept(found, 0, 12)[0] == 12 * (4 * 6 + 4 * 12)
+    with pytest.raises(InputError, match="micro-batches of 8 samples"):
+        found.block(0, 8)
+    array = found.problem(split_backward=True)
+    assert array.weight is not None and array.weight.min() > 0
+    for sizes, sentence in (
+        ([], "sizes: expected a list"), ("8", "sizes: expected a list"),
+        ([8, 0], r"sizes\[1\]: expected an integer in 1\.\..*, got 0"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=f"^{sentence}"):
+            given.profile(sizes=sizes)
+
+
 def test_ranks_measure_their_stages() -> None:
     """Each has the tensors of its stages only, and the form of a boundary from another rank."""
     jobs = [Job(1, 8, adamw), Job(2, 6, sgd)]

@@ -194,7 +194,7 @@ def test_slots_of_a_device() -> None:
     assert {limit: decided(6, limit, STATE)[0].slots for limit in rows} == rows
     kept = STATE._replace(resident=5)  # stays, in no slot
     assert decided(6, 99, kept)[0] == ((3, 1), (10, 30))
-    assert decided(6, 135, kept, shared=36)[0].slots == (3, 1)
+    assert decided(6, 135, kept, windows=20, outboxes=7, shared=9)[0].slots == (3, 1)
 
 
 KEEPS = STATE._replace(recompute=False)

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -258,8 +259,8 @@ def test_an_exhaustive_sampler_tries_every_point_once() -> None:
     assert set(states(study)) == {"COMPLETE"}
 
 
-def test_stop_and_interrupt() -> None:
-    """After `study.stop()` or Ctrl-C no trial is begun; others end as they do."""
+def test_stop_timeout_and_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After `study.stop()`, the time limit or Ctrl-C no trial is begun; others end as they do."""
     study = study_of()
     stop = Hook(lambda job, t, x: study.stop() if job.name == "trial2" else None)
     sweep = ArraySweep(trainer, study, suggest, 2, 2)
@@ -267,6 +268,14 @@ def test_stop_and_interrupt() -> None:
     assert 3 <= len(sweep.run(9, callbacks=[stop], **given).trials) <= 4
     assert len(sweep.run(2, **given).trials) == 2  # another call begins trials again
     assert set(states(study)) == {"COMPLETE"}
+
+    now, study = [0.0], study_of()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: now[0])
+        late = Hook(lambda job, t, x: now.append(now.pop() + 10.0 * (job.name == "trial3")))
+        sweep = ArraySweep(trainer, study, suggest, 2, 2)
+        sweep.run(timeout=5.0, callbacks=[late], **given)
+    assert 4 <= len(study.trials) <= 5 and set(states(study)) == {"COMPLETE"}
 
     study = study_of()
     press = Hook(
@@ -337,7 +346,9 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: swept(width=0), "width: expected an integer >= 1, got 0"),
     (lambda: swept(steps=0), "steps: expected an integer >= 1, got 0"),
     (lambda: swept(study=optuna.create_study(directions=["minimize"] * 2)), "one objective, got 2"),
+    (lambda: swept().run(), "n_trials: expected a number of trials, or a timeout"),
     (lambda: swept().run(0), "n_trials: expected an integer >= 1, got 0"),
+    (lambda: swept().run(2, timeout=-1.0), "timeout: expected seconds"),
     (lambda: swept().run(2, resume=True), "checkpoint: expected a folder to resume from"),
     (lambda: swept(suggest=lambda t: 7).run(2), "suggest: expected a Job for trial 0, got 7"),
     (lambda: swept().run(2, schedule=order(3), config=config()), "the schedule has 3 jobs"),

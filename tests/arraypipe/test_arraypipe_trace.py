@@ -13,15 +13,17 @@ from arraypipe_plans import random_rolling
 from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_limits import least
 
 import optsched
 from optsched import JobArray, verify
-from optsched.arraypipe import Job, random_schedule
+from optsched.arraypipe import Job, RunConfig, random_schedule
 from optsched.arraypipe.plan.plan import ExecutionPlan, compile_plan, routes
-from optsched.arraypipe.plan.segments import RunPlan, Walk
+from optsched.arraypipe.plan.segments import Change, RunPlan, Walk
 from optsched.arraypipe.plan.types import Record
 from optsched.arraypipe.report import RunLog, compare, explain, measured, predict
 from optsched.arraypipe.runtime import inline
+from optsched.arraypipe.runtime.inline import since
 from optsched.arraypipe.train_alone import differences
 
 if TYPE_CHECKING:
@@ -47,30 +49,30 @@ class SlotJob:
 
 
 def run_plan_of(
-    plan: ExecutionPlan, steps: Sequence[int], draw: random.Random, parts: int = 1
+    plans: Sequence[ExecutionPlan], steps: Sequence[int], draw: random.Random
 ) -> RunPlan:
-    """Segments of a plan, one after the other, that swap equal jobs in between."""
+    """A run plan of these plans, one after the other, that swaps equal jobs in between."""
     runs = [SlotJob(0, n) for n in steps]
-    run_plan = RunPlan(plan, routes(plan), runs)
-    alike: dict[int, list[int]] = {}
-    for job, n in enumerate(plan.microbatches):
-        alike.setdefault(n, []).append(job)
-    for _ in range(parts - 1):
+    run_plan = RunPlan(plans[0], runs, routes)
+    for plan in plans[1:]:
         for slot, job in enumerate(run_plan.now.slots):
             begun = draw.randint(0, run_plan.now.count[slot])
             run_plan.now.count[slot] = begun
             runs[job].begin += begun
+        alike: dict[int, list[int]] = {}
+        for job, n in enumerate(plan.microbatches):
+            alike.setdefault(n, []).append(job)
         slots = list(range(len(runs)))
         for jobs in alike.values():
             for slot, job in zip(jobs, draw.sample(jobs, len(jobs)), strict=True):
                 slots[slot] = job
-        run_plan.follow(tuple(slots))
+        run_plan.follow(Change(plan, tuple(slots)))
     return run_plan
 
 
 def log(run_plan: RunPlan, records: Sequence[Record], **more: Any) -> RunLog:
     """What such a run leaves."""
-    return RunLog(tuple(run_plan.segments), records, **more)
+    return RunLog(run_plan.name, tuple(run_plan.segments), records, **more)
 
 
 def simulate(run_plan: RunPlan, time: Callable[[int, int], int]) -> list[Record]:
@@ -119,25 +121,27 @@ def by_device(run_plan: RunPlan, records: Sequence[Record]) -> list[Record]:
 
 @st.composite
 def run_plans(draw: st.DrawFn) -> tuple[RunPlan, random.Random]:
-    """One to three segments of a random plan, each run for another time."""
+    """One to three segments of random plans of the same jobs, each run for another time."""
     rng = random.Random(draw(st.integers(0, 2**16)))
     parts = draw(st.integers(1, 3))
-    if draw(st.booleans()):  # a periodic plan, with lags and setups
+    if draw(st.booleans()):  # periodic plans, with lags and setups
         array = rolling_array(switch=7, lag_forward=5, lag_backward=5)
-        plan = compile_plan(random_rolling(array, seed=rng.randrange(99)))
-        return run_plan_of(plan, [rng.randint(0, 9) for _ in range(3)], rng, parts), rng
+        plans = [compile_plan(random_rolling(array, seed=rng.randrange(99))) for _ in range(parts)]
+        return run_plan_of(plans, [rng.randint(0, 9) for _ in range(3)], rng), rng
     microbatches = draw(st.lists(st.integers(1, 2), min_size=1, max_size=4))
     n_stages = draw(st.integers(1, 3))
     update = [j for j in range(len(microbatches)) if draw(st.booleans())]
     recompute = [j for j in range(len(microbatches)) if draw(st.booleans())]
-    place = [rng.randrange(n_stages) for _ in range(n_stages)]
-    place[0] = n_stages - 1
-    schedule = random_schedule(
-        microbatches, n_stages, place=place, update=update, recompute=recompute,
-        seed=rng.randrange(99),
-    )  # fmt: skip
-    plan = compile_plan(schedule)
-    return run_plan_of(plan, [rng.randint(0, 6) for _ in microbatches], rng, parts), rng
+    plans = []
+    for _ in range(parts):
+        place = [rng.randrange(n_stages) for _ in range(n_stages)]
+        place[0] = n_stages - 1
+        schedule = random_schedule(
+            microbatches, n_stages, place=place, update=update, recompute=recompute,
+            seed=rng.randrange(99),
+        )  # fmt: skip
+        plans.append(compile_plan(schedule))
+    return run_plan_of(plans, [rng.randint(0, 6) for _ in microbatches], rng), rng
 
 
 def rolling_array(**options: Any) -> JobArray:
@@ -149,7 +153,7 @@ def rolling_array(**options: Any) -> JobArray:
 
 @given(run_plans(), st.booleans())
 def test_every_run_verifies(given_run_plan: tuple[RunPlan, random.Random], serial: bool) -> None:
-    """Stops and swapped slots, serial or parallel: all is obeyed."""
+    """Stops, swapped slots and plans, serial or parallel: all is obeyed."""
     run_plan, rng = given_run_plan
     if serial:
         records, clock = [], 0
@@ -195,18 +199,18 @@ def test_a_prediction_that_comes_true(seed: int) -> None:
     """Devices that need the predicted times: predicted and measured are the schedule's period."""
     schedule = random_rolling(rolling_array(), seed=seed)
     plan = compile_plan(schedule)
-    run_plan = run_plan_of(plan, [60, 60, 60], random.Random(seed))
+    run_plan = run_plan_of([plan], [60, 60, 60], random.Random(seed))
     records = simulate(run_plan, lambda k, i: int(schedule.duration[i]) * MICRO)
     report = compare(log(run_plan, by_device(run_plan, records)))
     assert schedule.period is not None
     assert report.predicted_ns == predict(plan).period_ns <= schedule.period * MICRO
     assert report.measured_ns == pytest.approx(report.predicted_ns, rel=0.01)
-    assert not report.serial and report.waited_ns == 0
+    assert not report.serial and report.waited_ns == 0 and report.left_out == 0
     twice = simulate(run_plan, lambda k, i: 2 * int(schedule.duration[i]) * MICRO)
     slow = compare(log(run_plan, by_device(run_plan, twice)))
     assert slow.predicted_ns == report.predicted_ns < slow.measured_ns / 1.5
     # a job that ends early: cycles in which all blocks ran count
-    run_plan = run_plan_of(plan, [60, 60, 60], random.Random(seed))
+    run_plan = run_plan_of([plan], [60, 60, 60], random.Random(seed))
     run_plan.now.count[1] = 30
     records = simulate(run_plan, lambda k, i: int(schedule.duration[i]) * MICRO)
     early = compare(log(run_plan, by_device(run_plan, records)))
@@ -216,7 +220,7 @@ def test_a_prediction_that_comes_true(seed: int) -> None:
 def test_what_blocks_waited_for() -> None:
     """Messages and copies of states add up; in turn on one device a cycle is the sum of blocks."""
     plan = compile_plan(random_schedule([1], 2, seed=0))
-    run_plan = run_plan_of(plan, [1], random.Random(0))
+    run_plan = run_plan_of([plan], [1], random.Random(0))
     at = {(b.kind, b.stage): b.operation for b in plan.blocks}
     times = {("F", 0): (0, 10), ("F", 1): (16, 30), ("B", 1): (33, 50), ("B", 0): (57, 60)}
     records = [
@@ -235,11 +239,42 @@ def test_what_blocks_waited_for() -> None:
 def test_a_run_of_nothing() -> None:
     """All jobs had been done before: empty documents, and a report that says so."""
     plan = compile_plan(random_schedule([1, 2], 2, seed=0))
-    run_plan = run_plan_of(plan, [0, 0], random.Random(0))
+    run_plan = run_plan_of([plan], [0, 0], random.Random(0))
     document, report = measured(log(run_plan, [])), compare(log(run_plan, []))
     assert document.n_operations == 0 and optsched.verify(document) == []
     assert (report.wall_ns, report.cycles, report.measured_ns) == (0, 0, None)
     assert "measured -; waited 0 ns" in str(report)
+
+
+def slope(plan: ExecutionPlan, iterations: int) -> float:
+    """Nanoseconds a cycle of a long run in which every block starts as early as it can."""
+    run_plan = run_plan_of([plan], [iterations * r for r in plan.copies], random.Random(0))
+    duration = plan.schedule.duration.tolist()
+    ends: dict[int, int] = {}
+    for record in simulate(run_plan, lambda k, i: duration[i] * MICRO):
+        ends[record.cycle] = max(ends.get(record.cycle, 0), record.end_ns)
+    first, final = iterations // 2, iterations - 1
+    return (ends[final] - ends[first]) / (final - first)
+
+
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 3),
+    st.integers(0, 10**6), st.booleans(),
+)  # fmt: skip
+def test_predicted_period_is_that_of_a_long_run(
+    microbatches: list[int], n_stages: int, seed: int, rolling: bool
+) -> None:
+    """Maximum cycle ratio and unrolled run agree, with offsets, copies and lags, and the bound."""
+    array = JobArray(
+        [[3, 5], [4, 2]], [[6, 4], [3, 7]], lag_forward=[[2], [1]], lag_backward=[[1], [3]],
+        multiplicity=[1, 2], objective="period",
+    )  # fmt: skip
+    once = random_schedule(microbatches, n_stages, seed=seed)
+    plan = compile_plan(random_rolling(array, seed=seed) if rolling else once)
+    found = predict(plan)
+    claimed = plan.schedule.period
+    assert found.bound_ns <= found.period_ns <= (claimed * MICRO if claimed else found.period_ns)
+    assert slope(plan, 48) == pytest.approx(found.period_ns, rel=0.05)
 
 
 def test_chain_and_load_of_a_known_plan() -> None:
@@ -276,9 +311,10 @@ def test_the_end_of_a_run(given_run_plan: tuple[RunPlan, random.Random], place: 
     if not records:
         return
     row = records[place * len(records) // 100]
+    cut = row.segment, row.cycle
     whole = measured(log(run_plan, records))
-    left = [r for r in records if (r.segment, r.cycle) >= (row.segment, row.cycle)]
-    late = log(run_plan, left)
+    left = since(cut, records)
+    late = log(run_plan, left, left_out=len(records) - len(left))
     trace = measured(late)
     assert verify(trace) == []
     assert trace.n_operations == len(left)
@@ -286,18 +322,36 @@ def test_the_end_of_a_run(given_run_plan: tuple[RunPlan, random.Random], place: 
     assert arcs(trace) == {(i, j) for i, j in arcs(whole) if i in here and j in here}
     report = compare(late)
     assert report.cycles == len({(r.segment, r.cycle) for r in left})
+    assert ("blocks before them)" in str(report)) == (len(left) < len(records))
+
+
+def jobs(n: int) -> list[Job]:
+    """Of two optimizers."""
+    return [Job(i, 6, sgd if i % 2 else adamw, recompute=True) for i in range(n)]
 
 
 def test_an_inline_run_remembers_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of long runs the last blocks; training is not touched."""
-    jobs = [Job(i, 6, sgd if i % 2 else adamw, recompute=True) for i in range(3)]
-    array, schedule = trainer(jobs), random_schedule([1] * 3, 3, seed=5)
+    """Of long runs the last segments; training is not touched."""
+    array = trainer(jobs(3))
+    schedule = random_schedule([1] * 3, 3, seed=5)
+    blocks = schedule.n_operations
+    array.config = RunConfig(memory=least(array, schedule))
     whole = runs.run(array, schedule, 12)
-    monkeypatch.setattr(inline, "MOST", 3 * schedule.n_operations + 1)
+    assert "blocks_left_out" not in whole.trace.provenance and whole.report.left_out == 0
+    total = len(whole.log.records)
+    monkeypatch.setattr(inline, "MOST", 3 * blocks)
+    array = trainer(jobs(3), memory=array.config.memory)
     result = runs.run(array, schedule, 12)
     for one, other in zip(result.trained, whole.trained, strict=True):
         assert differences(one, other) == []
-    assert len(result.log.records) == inline.MOST < len(whole.log.records)
+    kept = len(result.log.records)
     assert verify(result.trace) == []
-    assert names(result.trace)[-6:] == names(whole.trace)[-6:]
-    assert "measured -" not in str(result.report)
+    assert result.trace.provenance["blocks_left_out"] == total - kept > 0
+    assert kept % blocks == 0 < kept  # whole cycles
+    ends = [[row for row in names(one.trace) if " " not in row[-1]] for one in (result, whole)]
+    assert ends[0][-6:] == ends[1][-6:]
+    copies = whole.trace.n_operations - total
+    assert 0 < result.trace.n_operations - kept < copies
+    assert result.report.exposed_ns > 0
+    text = str(result.report)
+    assert f"(the last {result.report.cycles} cycles; " in text

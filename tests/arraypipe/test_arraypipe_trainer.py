@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -192,17 +193,34 @@ class Remembers(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["stats", "average", "caches"])
-def test_the_first_forward_changes_no_attribute(kind: str) -> None:
-    """A look at the boundary of the stages leaves counters and averages as they were."""
+def test_checkpoints_warn_of_attributes(kind: str, tmp_path: Path) -> None:
+    """Once, by name; not of caches, and not without checkpoints."""
     array = trainer(
         [Job(j, 8, sgd) for j in range(2)],
         build_model=lambda: nn.Sequential(nn.Linear(6, 6), Remembers(kind), nn.Linear(6, 4)),
         stages=[1],
     )
-    assert exact(array, runs.run(array, random_schedule([1, 1], 2), 2))
+    order = random_schedule([1, 1], 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runs.run(array, order, 1)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        result = runs.run(array, order, 2, checkpoint=tmp_path)
+    named = [str(one.message) for one in found if "no checkpoint keeps" in str(one.message)]
+    assert len(named) == (kind != "caches")
+    assert all(f"'{kind}' of Remembers '1'" in sentence for sentence in named)
+    assert exact(array, result)  # the look at the first forward has changed nothing
 
 
 # what is refused, and what a run leaves behind
+
+
+def twins() -> nn.Sequential:
+    """Parameters of two stages on one storage."""
+    first, last = nn.Linear(6, 6), nn.Linear(6, 6)
+    last.weight = nn.Parameter(first.weight.data.t())
+    return nn.Sequential(first, last, nn.Linear(6, 4))
 
 
 def one(optimizer: Any = sgd, **settings: Any) -> Any:
@@ -219,6 +237,7 @@ def run_one(**options: Any) -> Any:
 
 
 REFUSED_ONE: list[tuple[Any, str]] = [
+    (lambda: one(build_model=twins, stages=[1, 2]), "share their memory and are in different st"),
     (lambda: run_one(schedule="x.schedule.json"), r"Schedule\.read"),
     (lambda: run_one(checkpoint=""), "checkpoint: expected a folder"),
     (lambda: run_one(resume="yes"), "resume: expected True or False"),

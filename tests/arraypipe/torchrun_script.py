@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, Callback, Job, RunConfig, random_schedule
+from optsched.arraypipe import ArrayTrainer, Callback, CsvLog, Job, RunConfig, random_schedule
 from optsched.arraypipe import fit as fit_module
-from optsched.arraypipe.model.build import collect
+from optsched.arraypipe.model.lazy import collect
 
 FOLDER, RANK = Path(sys.argv[1]), int(os.environ["RANK"])
 WIDTH = 1024
@@ -57,20 +57,6 @@ def grown(width: int) -> float:
     return seen.at - before
 
 
-class Log(Callback):
-    """Appends what it hears to ``log.csv``, on every rank."""
-
-    def on_step(self, job: Job, iteration: int, loss: float) -> None:
-        """Write a loss."""
-        with (FOLDER / "log.csv").open("a") as stream:
-            stream.write(f"{job.title},{iteration},{loss!r},\n")
-
-    def on_evaluate(self, job: Job, iteration: int, value: float, model: Any) -> None:
-        """Write a value."""
-        with (FOLDER / "log.csv").open("a") as stream:
-            stream.write(f"{job.title},{iteration},,{value!r}\n")
-
-
 def fit() -> str:
     """The sentence for data that differ; a run that is measured and solved, in ``end.pt``."""
     from test_arraypipe_fit import CUTS, DATA, array, build_model, jobs_of, loss
@@ -85,7 +71,7 @@ def fit() -> str:
         sentence = str(error)
     folder = FOLDER / "fit"
     result = array().fit(
-        jobs_of(), 5, checkpoint=folder, evaluate=DATA, callbacks=[Log()],
+        jobs_of(), 5, checkpoint=folder, evaluate=DATA, callbacks=[CsvLog(folder / "log.csv")],
         config=RunConfig(every=1, timeout=60, verbose=False),
     ).gather()  # fmt: skip
     if not RANK:

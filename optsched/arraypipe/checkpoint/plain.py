@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -78,7 +78,11 @@ def empty(value: Tensor) -> Tensor:
 
 
 def python_settings(made: Made) -> Made:
-    """Make the numbers of a new optimizer Python's, and its tensors its own."""
+    """Make the numbers of a new optimizer Python's, and its tensors its own.
+
+    What the job's function gives every optimizer, such as a learning rate in a tensor, is changed
+    in place by the scheduler of each. Whatever is no optimizer is returned as it is.
+    """
     if isinstance(made, Optimizer):
         for group in made.param_groups:
             for key, value in group.items():
@@ -141,7 +145,11 @@ def check_kept(
     parameters: Sequence[nn.Parameter | Tensor],
     place: str,
 ) -> None:
-    """Find state that a checkpoint cannot keep before anything is trained (`NotKept`)."""
+    """Find state that a checkpoint cannot keep before anything is trained (`NotKept`).
+
+    An optimizer of stand-ins for the parameters, of which the first and the last have gradients,
+    and its scheduler make a few steps. If they cannot, nothing is found.
+    """
     rows = [  # of the others only shapes: they take no memory
         nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape), p.requires_grad)
         for p in parameters
@@ -155,6 +163,7 @@ def check_kept(
             warnings.simplefilter("ignore")
             optimizer = python_settings(make(rows))
             scheduler = None if schedule is None else schedule(optimizer)
+            before = _forgotten(optimizer)
             for _ in range(_TRIED):
                 optimizer.step()
                 if scheduler is not None:
@@ -162,10 +171,28 @@ def check_kept(
                     scheduler.step(*metric)
                 python_numbers(optimizer, scheduler)
             state = None if scheduler is None else scheduler.state_dict()
+            after = _forgotten(optimizer)
     except Exception:  # the training will say it
         return
+    if moved := [repr(key) for key, value in before.items() if after.get(key) != value]:
+        warnings.warn(
+            f"{place}: {type(optimizer).__name__}.step changes {', '.join(moved)}: no checkpoint "
+            f"keeps it, so a resumed job begins anew; use `state` or `param_groups` if it is read",
+            stacklevel=2,
+        )
     for entry in optimizer.state.values():
         kept(entry, f"{place}: optimizer state", empty)
     for group in optimizer.param_groups:
         kept({**group, "params": []}, f"{place}: optimizer setting", empty)
     kept(state, f"{place}: scheduler", empty)
+
+
+def _forgotten(optimizer: Optimizer) -> dict[str, str]:
+    """Attributes of an optimizer that its checkpoint leaves out, to be compared."""
+    rows = dict[str, str]()
+    for key, value in vars(optimizer).items():
+        if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+            rows[key] = repr(value)
+        elif isinstance(value, (list, deque)) and key != "param_groups":
+            rows[key] = repr([*map(id, value)])
+    return rows

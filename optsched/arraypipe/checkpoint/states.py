@@ -15,6 +15,7 @@ from optsched.arraypipe.checkpoint.plain import NotKept, check_kept, empty, kept
 from optsched.arraypipe.checkpoint.weights import keeps
 from optsched.arraypipe.model.split import (
     first_difference,
+    makers_by_name,
     restore_states,
     shard,
     states_by_name,
@@ -36,7 +37,10 @@ _AGREE: Final = ("seed", "batch_size", "microbatches", "precision", "clip_norm")
 
 
 def settings_of(run: JobRun) -> dict[str, str]:
-    """All settings of a fresh job that change its bits, as text by name."""
+    """All settings of a fresh job that change its bits, as text by name.
+
+    Entries of `Job.model` that are no numbers, strings or containers of these are left out.
+    """
     rows: dict[str, Any] = {key: getattr(run.job, key) for key in _AGREE}
     model = {
         name: kept(value, None, lambda tensor: tensor) for name, value in run.job.model.items()
@@ -46,16 +50,13 @@ def settings_of(run: JobRun) -> dict[str, str]:
     kind = type(scheduler)
     rows["scheduler"] = "none" if scheduler is None else f"{kind.__module__}.{kind.__qualname__}"
     groups: dict[str, tuple[dict[str, Any], list[str]]] = {}
-    for stage in run.stages:
-        made = type(stage.optimizer)
-        for name, row in states_by_name([stage]).items():
-            known = {"": f"{made.__module__}.{made.__qualname__}", **row["settings"]}
-            groups.setdefault(_text(known), (known, []))[1].append(name)
-    for known, names in groups.values():
+    for name, made in makers_by_name(run.stages).items():
+        groups.setdefault(_text(made), (made, []))[1].append(name)
+    for made, names in groups.values():
         first = min(names)
-        rows[f"optimizer of {first!r}"] = known.pop("")
+        rows[f"optimizer of {first!r}"] = made["class"]
         rows[f"optimizer of {first!r} trains"] = sorted(names)
-        for key, value in known.items():
+        for key, value in made["settings"].items():
             rows[f"optimizer setting {key!r} of {first!r}"] = value
     for key, value in scheduler_state(scheduler, run.title).items():
         rows[f"scheduler setting {key!r}"] = value
@@ -181,7 +182,10 @@ def restore(
     shared: Collection[int],
     place: Path,
 ) -> None:
-    """Give stages of a fresh job all that its checkpoint has, one tensor at a time."""
+    """Give stages of a fresh job all that its checkpoint has, one tensor at a time.
+
+    `shared` has the addresses of tensors that earlier jobs have, too; they are only compared.
+    """
     for stage in stages:
         state, buffers = shard(run.model, run.stages, stage.index)
         for name, target in state.items():

@@ -19,19 +19,23 @@ if TYPE_CHECKING:
 
     from optsched.arraypipe.distributed.group import Group
     from optsched.arraypipe.distributed.messages import Capacity, Links
-    from optsched.arraypipe.plan.segments import Segment
-    from optsched.arraypipe.plan.types import Instance, Record
+    from optsched.arraypipe.plan.segments import Change, Segment
+    from optsched.arraypipe.plan.types import Copied, Instance, Record
+    from optsched.arraypipe.rescheduling import Decision
     from optsched.arraypipe.runtime.state import JobRun, Payload
-    from optsched.arraypipe.waiting import Decision
 
 
 @dataclass(eq=False)
 class ProcessBackend(Backend):
-    """Runs the part of a run plan that one device has; all ranks run the same run plan."""
+    """Runs the part of a run plan that one device has; all ranks run the same run plan.
+
+    Device d is rank d. What follows a segment the first rank decides when all have ended it.
+    """
 
     links: Links
     group: Group
     capacity: Capacity
+    copies: Sequence[Copied] = ()  # of this rank when it is over; then of all, on the first
     local: dict[int, Payload] = field(default_factory=dict)  # messages that stay on the device
     now: Instance | None = None
 
@@ -57,6 +61,7 @@ class ProcessBackend(Backend):
                 except Exception:
                     if finished:  # else the first error says more
                         raise
+            self.copies = self.worker.memory.copies
             return records
 
     def run_segment(self, segment: Segment, number: int) -> None:
@@ -65,7 +70,7 @@ class ProcessBackend(Backend):
         inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
         runs = [self.runs[segment.slots[block.job]] for block in segment.plan.blocks]
         self.settle(segment)  # before any message: it takes memory
-        queues.open(segment, number)
+        queues.open(segment, number, self.worker.memory.limits is not None)
         for now in device_stream(segment, self.device):
             self.now, (operation, _, iteration) = now, now
             queues.waited_ns = 0
@@ -89,7 +94,10 @@ class ProcessBackend(Backend):
         self.now = None
 
     def _read_loss(self, segment: Segment, now: Instance, received: dict[int, Payload]) -> None:
-        """On rank 0: take the loss that comes with a last gradient, and stop the job if wanted."""
+        """On rank 0: take the loss that comes with a last gradient, and stop the job if wanted.
+
+        On a GPU losses are read, and so travel, one iteration late (`JobRun.note_loss`).
+        """
         block = segment.plan.blocks[now.operation]
         if self.device or block.kind != "B":
             return
@@ -105,7 +113,7 @@ class ProcessBackend(Backend):
         if self.worker.stops(run):
             run.stop_after(now.iteration)
 
-    def following(self, segment: Segment) -> tuple[tuple[int, ...] | None, int]:
+    def following(self, segment: Segment) -> tuple[Change | None, int]:
         """Agree on how the jobs of the segment have ended, and on what the first rank decides."""
         interrupted = any(self.group.all(self.worker.interrupted))
         stopping = share_lives(self.group, [self.runs[job] for job in segment.slots])
@@ -113,12 +121,21 @@ class ProcessBackend(Backend):
         for run in stopping:
             run.stop_after(run.begin - 1)
         made: Decision | None = None
+        segments = self.run_plan.segments
         if not self.group.rank:
             cycles = cycles_for(segment, self.seconds)
-            made = self.waiting.decide(segment, cycles, interrupted)
-        decision = self.group.from_first(made)
-        assert decision is not None
-        return self.waiting.carry_out(decision), decision.cycles
+            made = self.planner.decide(segment, cycles, interrupted)
+        sent = made
+        if made is not None:  # a plan that all know travels as the number of a segment
+            known = {part.plan: k for k, part in enumerate(segments)}
+            if made.plan in known:
+                sent = made._replace(plan=None, known=known[made.plan])
+        received = self.group.from_first(sent)
+        assert received is not None
+        if received.known is not None:
+            received = received._replace(plan=segments[received.known].plan)
+        decision = made or received
+        return self.planner.carry_out(decision), decision.cycles
 
     def _whereabouts(self) -> str:
         if self.now is None:
@@ -129,7 +146,10 @@ class ProcessBackend(Backend):
 
 
 def share_lives(group: Group, runs: Sequence[JobRun]) -> list[JobRun]:
-    """Agree on how jobs stand: one that has failed or stopped on a rank has on all (collective)."""
+    """Agree on how jobs stand: one that has failed or stopped on a rank has on all (collective).
+
+    Its error names the rank that has one. Returns those that a callback of some rank has stopped.
+    """
     by_index = {run.index: run for run in runs}
     stopping = []
     for rank, row in enumerate(group.all([_life(run) for run in by_index.values()])):

@@ -13,7 +13,7 @@ import pickle
 import time
 from collections import deque
 from datetime import timedelta
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 AHEAD: Final = 4
 """Most receives that a device has posted at a time; more as soon as half of them are taken."""
 
-_SMALL: Final = 2**16  # bytes; of such messages eight times as many
+_SMALL: Final = 2**16  # bytes; of such messages eight times as many, if memory has no limit
 _HEAD: Final = 2048  # bytes for all but the tensors; a longer message goes in two parts
 _NORM: Final = 8  # bytes of the norm of a gradient
 _PREFIX: Final = 4  # bytes of the length of the head
@@ -54,7 +54,10 @@ class Label(NamedTuple):
 
 
 class Links:
-    """Links from this rank to all others of its replica; a wait may take `timeout` seconds."""
+    """Links from this rank to all others of its replica; a wait may take `timeout` seconds.
+
+    Ranks count within the replica: they are the devices of the plan.
+    """
 
     def __init__(self, timeout: float, device: torch.device, replicas: int = 1) -> None:
         self.device = device
@@ -127,7 +130,10 @@ def pack(label: Label, payload: Payload, device: torch.device) -> Tensor:
 
 
 def unpack(buffer: Tensor, device: torch.device) -> tuple[Label, int, Payload]:
-    """Label and content of a message that has arrived; its length if it comes by itself."""
+    """Label and content of a message that has arrived; its length if it comes by itself.
+
+    On the CPU the tensors are views that keep `buffer` alive; to a GPU all bytes are copied.
+    """
     raw = memoryview(buffer.numpy())  # type: ignore[arg-type]
     size = _PREFIX + int.from_bytes(raw[:_PREFIX], "little")
     label, payload, rows, longer = pickle.loads(raw[_PREFIX:size])  # of a rank of this run
@@ -144,7 +150,10 @@ def message_bytes(tensors: Sequence[Tensor], norms: int = 0) -> int:
 
 
 class Capacity:
-    """Bytes of the longest message of every boundary, from the first forward of every job."""
+    """Bytes of the longest message of every boundary, from the first forward of every job.
+
+    Only sender and receiver know them.
+    """
 
     def __init__(self) -> None:
         self.runs: dict[int, JobRun] = {}
@@ -171,6 +180,18 @@ class Capacity:
             return _HEAD
         return message_bytes([run.stages[local[0]].weight(n) for n in run.tied_pairs[pair]])
 
+    def held(self, segment: Segment, device: int) -> tuple[int, int]:
+        """Most bytes of posted receives of a device, and of its outgoing messages."""
+        channels = segment.routes.channels
+        sizes = [self.of(segment, k) for k in range(len(segment.routes.messages))]
+        steady = max(segment.plan.latest) + 2  # from here on cycles repeat
+        stream = device_stream(segment, device)
+        early = takewhile(lambda now: now.cycle <= steady, stream)
+        row = [sizes[k] for k, _ in incoming(segment, early)]
+        posted = max((sum(row[k : k + AHEAD]) for k in range(len(row))), default=0)
+        sent = (k for row in channels if row.source == device for k in row.messages)
+        return posted, sum(sizes[k] for k in sent)
+
 
 def incoming(segment: Segment, stream: Iterator[Instance]) -> Iterator[tuple[int, int]]:
     """Messages of other devices that blocks take, with their iterations."""
@@ -191,11 +212,11 @@ class MessageQueues:
         self.waiting_for = ""  # the message, for a diagnosis
         self.waited_ns = 0  # at receives, since a caller has set it to 0
 
-    def open(self, segment: Segment, number: int) -> None:
-        """Begin a segment."""
+    def open(self, segment: Segment, number: int, limited: bool) -> None:
+        """Begin a segment; `limited`: memory is, by the bytes of `Capacity.held`."""
         self.segment, self.number = segment, number
         self.sizes = [self.capacity.of(segment, k) for k in range(len(segment.routes.messages))]
-        self.ahead = AHEAD if max(self.sizes, default=0) > _SMALL else 8 * AHEAD
+        self.ahead = AHEAD if limited or max(self.sizes, default=0) > _SMALL else 8 * AHEAD
         self.coming = incoming(segment, device_stream(segment, self.links.rank))
 
     def receive(self, message: int, iteration: int) -> Payload:

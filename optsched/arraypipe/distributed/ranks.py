@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,10 +16,12 @@ from optsched.arraypipe.distributed.backend import ProcessBackend, share_lives
 from optsched.arraypipe.distributed.group import Group, collective, meeting
 from optsched.arraypipe.distributed.messages import Capacity, Links
 from optsched.arraypipe.distributed.replicas import Replicas
+from optsched.arraypipe.memory.manager import Share
 from optsched.arraypipe.model.split import states_by_name
 from optsched.arraypipe.plan.segments import places
+from optsched.arraypipe.plan.types import Copied, Record
 from optsched.arraypipe.runtime.environment import device_of
-from optsched.arraypipe.runtime.inline import FirstForward
+from optsched.arraypipe.runtime.inline import FirstForward, since
 from optsched.arraypipe.train_alone import Trained
 from optsched.errors import InputError
 
@@ -27,17 +29,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
-    from optsched.arraypipe.plan.segments import RunPlan
-    from optsched.arraypipe.plan.types import Record
+    from optsched.arraypipe.plan.segments import RunPlan, Segment
+    from optsched.arraypipe.rescheduling import Rescheduling
     from optsched.arraypipe.runtime.state import JobRun
     from optsched.arraypipe.runtime.worker import Worker
-    from optsched.arraypipe.waiting import WaitingJobs
 
+Timed = TypeVar("Timed", Record, Copied)
 _ROUNDS = 5
 
 
 class Ranks:
-    """The ranks of one run, as many as `check_size` wants. Collective."""
+    """The ranks of one run, as many as `check_size` wants. Collective.
+
+    Rank ``k * n + d`` is device d of n of replica k. `device` is that of this process, or None.
+    """
 
     def __init__(
         self,
@@ -64,7 +69,7 @@ class Ranks:
         self.all, self.same, self.explained = self.group.all, self.group.agree, self.group.explained
         self.share_failures = partial(share_lives, self.group)
         self.is_first = self.group.rank == 0
-        self.clock_error_ns = 0  # largest error of a rank's clock
+        self.clock_error_ns = 0  # largest error of a rank's clock, its drift included
 
     def agree(self, what: Mapping[str, object]) -> None:
         """Refuse, on all ranks, to run if they were given different things."""
@@ -99,47 +104,72 @@ class Ranks:
         return self.stages_of(run) if self.links.replica == 0 else []
 
     def reports(self, run: JobRun) -> bool:
-        """Whether this rank calls back with the losses of a job."""
+        """Whether this rank calls back with the losses of a job.
+
+        Rank 0 does if it has a stage of the job, else the rank of the last stage.
+        """
         devices = self.placement(run.index)
         return self.links.replica == 0 and self.links.rank == (0 if 0 in devices else devices[-1])
+
+    def share(self, segment: Segment) -> Share:
+        """What the memory of this rank is for."""
+        return Share(self.links.rank, *self.capacity.held(segment, self.links.rank))
 
     def connect(
         self,
         run_plan: RunPlan,
         runs: Sequence[JobRun],
         worker: Worker,
-        waiting: WaitingJobs,
+        planner: Rescheduling,
         strict: bool,
     ) -> ProcessBackend:
-        """Exchange the limits of memory, and make what runs the blocks."""
+        """Exchange the limits of memory, compare clocks."""
         limits = worker.memory.limits
         if limits is not None:  # how the others have divided their memory
             limits.share(self.all)
+        self.before = read_clocks(self.links)
         worker.replicas = self.replicas
         self.backend = ProcessBackend(
-            run_plan, runs, worker, waiting, strict or self.replicas is not None, self.links,
+            run_plan, runs, worker, planner, strict or self.replicas is not None, self.links,
             self.group, self.capacity,
         )  # fmt: skip
         return self.backend
 
     def collect(self, records: list[Record]) -> list[Record]:
-        """Losses of all jobs, and all records in the order of their starts, on rank 0."""
-        clocks, rows = read_clocks(self.links), list[Any]([None] * self.links.size)
+        """Losses of all jobs, and all records in the order of their starts, on rank 0.
+
+        Its backend gets the copies of all ranks, and what is remembered beside the records. Other
+        ranks keep their own. Of a long run all that is from the cycle on from which every rank
+        remembers it.
+        """
+        after, backend = read_clocks(self.links), self.backend
         self._share_losses()
+        past, rows = backend.past, list[Any]([None] * self.links.size)
+        local = (past.cut, past.left_out, records, [*backend.copies])
         with collective():
             first = self.links.members[self.links.replica][0]
-            dist.gather_object(records, None if self.links.rank else rows, first, self.links.group)
+            dist.gather_object(local, None if self.links.rank else rows, first, self.links.group)
         self.links.leave()
         if self.links.rank:
             return records
+        cuts, left_out, *_ = zip(*rows, strict=True)
         found: list[Record] = []
-        for row, clock in zip(rows, clocks, strict=True):
-            found += on_first_clock(row, *clock)
-            self.clock_error_ns = max(self.clock_error_ns, clock[1])
-        return sorted(found, key=lambda r: (r.segment, r.start_ns))
+        copies: list[Copied] = []
+        for (_, _, blocks, moves), begun, ended in zip(rows, self.before, after, strict=True):
+            found += on_first_clock(since(max(cuts), blocks), *ended)
+            copies += on_first_clock(moves, *ended)
+            self.clock_error_ns = max(self.clock_error_ns, abs(begun[0] - ended[0]) + ended[1])
+        found.sort(key=lambda r: (r.segment, r.start_ns))
+        past.left_out = sum(left_out) + sum(len(row[2]) for row in rows) - len(found)
+        early_ns = min((r.start_ns for r in found), default=0)
+        backend.copies = [c for c in copies if not past.left_out or c.end_ns >= early_ns]
+        return found
 
     def _share_losses(self) -> None:
-        """Give all ranks the losses of all jobs, which are made on last stages."""
+        """Give all ranks the losses of all jobs, which are made on last stages.
+
+        Of replicas their mean, as the gradients are that of theirs.
+        """
         runs = self.backend.runs
         rows = self.all({run.index: run.losses for run in runs if run.stages[-1].local})
         for run in runs:
@@ -149,7 +179,10 @@ class Ranks:
 
 
 class Chain(FirstForward):
-    """The first forward of a job on ranks: each runs its stages on what the one before sends."""
+    """The first forward of a job on ranks: each runs its stages on what the one before sends.
+
+    All ranks call it for the same jobs in the same order, so that every send is awaited next.
+    """
 
     def __init__(self, ranks: Ranks, run: JobRun) -> None:
         self.links, self.capacity, self.run = ranks.links, ranks.capacity, run
@@ -235,15 +268,21 @@ def read_clocks(links: Links) -> list[tuple[int, int]]:
     return [(middle_ns - int(t), error_ns) for t in times]
 
 
-def on_first_clock(rows: Sequence[Record], shift: int, error: int) -> list[Record]:
-    """Records of a rank in the time of rank 0."""
+def on_first_clock(rows: Sequence[Timed], shift: int, error: int) -> list[Timed]:
+    """Records or copies of a rank in the time of rank 0.
+
+    An offset within its error is none: processes of one machine share a clock.
+    """
     if abs(shift) <= error:
         return list(rows)
     return [r._replace(start_ns=r.start_ns + shift, end_ns=r.end_ns + shift) for r in rows]
 
 
 def gather(local: Sequence[tuple[JobRun, Sequence[int]]]) -> list[tuple[nn.Module, Trained]]:
-    """Bring the stages of all jobs, of which a rank has some, to rank 0 (collective)."""
+    """Bring the stages of all jobs, of which a rank has some, to rank 0 (collective).
+
+    Empty on the other ranks.
+    """
     with meeting() as group:
         parts = group.agree(lambda: [_part(*row) for row in local])
         rows: list[Any] = [None] * group.size

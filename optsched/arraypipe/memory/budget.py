@@ -43,7 +43,7 @@ class StageBytes(NamedTuple):
     gradients: int = 0  # of its weights, from the first B of an iteration to the update
     tied: int = 0  # gradients of copies of tied weights, during a B
     masters: int = 0  # gradients of float32 masters, during the update
-    saved: int = 0  # kept of one micro-batch for its backward
+    saved: int = 0  # kept of one micro-batch for its backward, where the schedule has no bytes
     inputs: int = 0  # the part of it that recomputation begins with
     recompute: bool = False  # whether only that is kept
     title: str = ""  # of the job
@@ -63,7 +63,7 @@ class Access(NamedTuple):
     """A block, or the update within a last backward, as the memory of its device sees it."""
 
     state: int  # index of the state of a (job, stage)
-    kind: str  # F, R, B or U; only U changes the state and needs its moments
+    kind: str  # F, R, B, W or U; only U changes the state and needs its moments
     graph: int = 0  # 1: leaves an autograd graph that refers to the weights, -1: uses one up
     first: bool = False  # first F of an iteration: the state has no graph
     operation: int = -1
@@ -87,15 +87,19 @@ class Access(NamedTuple):
 def accesses_of(
     plan: ExecutionPlan, block: Block, state: int, recompute: bool, iteration: int = -1
 ) -> tuple[Access, ...]:
-    """The accesses of a block to a state: one, or two where a last backward holds the update."""
+    """The accesses of a block to a state: one, or two where a last backward holds the update.
+
+    With `recompute` the job keeps inputs only. Where the backward is split, W uses up the graph.
+    """
     graph, i, pair = 0, block.operation, (block.job, block.stage)
-    if pair in plan.recomputed:
-        graph = {"R": 1, "B": -1}.get(block.kind, 0)
-    elif not recompute:
-        graph = {"F": 1, "B": -1}.get(block.kind, 0)
+    split, maker = pair in plan.split, "R" if pair in plan.recomputed else "F"
+    if recompute and maker == "F":
+        maker = "B"
+    if split or maker != "B":
+        graph = {maker: 1, "W" if split else "B": -1}.get(block.kind, 0)
     first = block.kind == "F" and not block.microbatch
     found = Access(state, block.kind, graph, first, i, iteration)
-    if block.kind == "B" and plan.updates[i]:
+    if block.kind in "BW" and plan.updates[i]:
         return found, Access(state, "U", operation=i, iteration=iteration)
     return (found,)
 
@@ -137,6 +141,8 @@ class Bytes(NamedTuple):
     gradients: int = 0  # at their peak over a steady cycle
     activations: int = 0  # from F to B, at their peak
     workspace: int = 0  # of the largest block
+    windows: int = 0  # of posted receives
+    outboxes: int = 0  # messages not yet sent
     shared: int = 0  # frozen tensors that jobs share
     reserve: int = 0  # for no tensor of a job: context, streams and fragments of a GPU
 
@@ -149,7 +155,8 @@ class Bytes(NamedTuple):
         """A line for each, and the sum."""
         names = (
             "gradients, at their peak", "activations from F to B, at their peak",
-            "workspace of the largest block", "frozen tensors that jobs share", "reserve", "sum",
+            "workspace of the largest block", "receive windows", "outboxes",
+            "frozen tensors that jobs share", "reserve", "sum",
         )  # fmt: skip
         rows = zip(names, (*self, self.total), strict=True)
         return "\n".join(f"{name:38} {size:>16,}" for name, size in rows)
@@ -158,7 +165,12 @@ class Bytes(NamedTuple):
 def budget(
     plan: ExecutionPlan, device: int, known: Known, jobs: Collection[int] | None = None
 ) -> Bytes:
-    """Gradients, activations and workspace of the blocks of a device, of some jobs or of all."""
+    """Gradients, activations and workspace of the blocks of a device, of some jobs or of all.
+
+    ``acquire``, ``free`` and ``workspace`` of the schedule are taken as bytes; if nothing is
+    acquired and freed, `known` has what is kept.
+    """
+    schedule = plan.schedule
     row = [i for i in plan.sequences[device] if jobs is None or plan.blocks[i].job in jobs]
     blocks = [plan.blocks[i] for i in row]
 
@@ -167,14 +179,23 @@ def budget(
         return np.array(rows, np.int64).reshape(-1, 3).T
 
     made, dropped, passing = columns(_gradients)
-    gradients = held_bytes(plan.schedule, row, (made, dropped)) + passing
-    taken, given, workspace = columns(_kept)
-    held = held_bytes(plan.schedule, row, (taken, given))
+    gradients = held_bytes(schedule, row, (made, dropped)) + passing
+    workspace = schedule.workspace[row]
+    if schedule.acquire.any() or schedule.free.any():
+        held = held_bytes(schedule, row)
+    else:
+        taken, given, passing = columns(_kept)
+        held, workspace = held_bytes(schedule, row, (taken, given)), np.maximum(workspace, passing)
     return Bytes(*(int(column.max(initial=0)) for column in (gradients, held, workspace)))
 
 
 def _of(known: Known, block: Block) -> StageBytes:
     return known.get((block.job, block.stage), StageBytes())
+
+
+def _ends(plan: ExecutionPlan, block: Block) -> bool:
+    """Whether a backward ends with a block: with B, or with W where it is split."""
+    return block.kind == ("W" if (block.job, block.stage) in plan.split else "B")
 
 
 def _kept(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int, int]:
@@ -183,16 +204,20 @@ def _kept(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int
     less = by_block or here.recompute
     if block.kind == "F":  # the graph is made even if it is thrown away
         return (here.inputs, 0, here.saved) if less else (here.saved, 0, 0)
-    if block.kind == "R":
+    if block.kind == ("R" if by_block else "B" if less else ""):
+        if _ends(plan, block):
+            return 0, here.inputs, here.saved
         return max(0, here.saved - here.inputs), max(0, here.inputs - here.saved), 0
-    if block.kind != "B":
-        return 0, 0, 0
-    return (0, here.saved, 0) if by_block or not less else (0, here.inputs, here.saved)
+    return (0, here.saved, 0) if _ends(plan, block) else (0, 0, 0)
 
 
 def _gradients(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int, int]:
-    """Bytes of gradients that a block makes, drops and needs meanwhile."""
-    backward, updates = block.kind == "B", plan.updates[block.operation]
+    """Bytes of gradients that a block makes, drops and needs meanwhile.
+
+    The first backward of an iteration makes them, the update (within the last one without a block)
+    drops them. Those of tied copies and of masters live in one block only.
+    """
+    backward, updates = _ends(plan, block), plan.updates[block.operation]
     passing = max(here.tied * backward, here.masters * updates)
     made = backward and not block.microbatch
     return here.gradients * made, here.gradients * updates, passing
@@ -214,21 +239,25 @@ class Residency(NamedTuple):
 
 
 class DeviceBytes(NamedTuple):
-    """Memory of one device, and what was decided for the first jobs."""
+    """Memory of one device, and what was decided for the first plan."""
 
     name: str
     limit: int  # bytes
     cuda: int = 0  # of them for the context and the like (`reserved`); 0 on a CPU
     shared: int = 0  # of frozen tensors that jobs share
+    windows: int = 0  # of the messages of the first plan
+    outboxes: int = 0
     decided: Residency | None = None
 
     def needs(self, plan: ExecutionPlan, device: int, known: Known, jobs: Collection[int]) -> Bytes:
         """All but the states, for some jobs of a plan."""
-        reserve = self.cuda + self.limit // _FRAGMENTS if self.cuda else 0
-        return budget(plan, device, known, jobs)._replace(shared=self.shared, reserve=reserve)
+        return budget(plan, device, known, jobs)._replace(
+            windows=self.windows, outboxes=self.outboxes, shared=self.shared,
+            reserve=self.cuda + self.limit // _FRAGMENTS if self.cuda else 0,
+        )  # fmt: skip
 
     def first(self, plan: ExecutionPlan, device: int, known: Known) -> DeviceBytes:
-        """Decide for the first jobs; `InputError`: they do not fit, not even in slots."""
+        """Decide for the first plan; `InputError`: it does not fit, not even in slots."""
         n = plan.n_jobs
         found = self.fit(plan, device, known, range(n))
         if isinstance(found, Residency):
@@ -313,7 +342,11 @@ def most_slots(states: int, sizes: tuple[int, int], left: int) -> tuple[int, int
 
 @dataclass(eq=False)
 class Limits:
-    """Bytes of a run, to check another job against."""
+    """Bytes of a run, to check another plan or another job against.
+
+    Between two segments every device finishes the iterations of the old one first, so that what
+    their plans hold does not add up.
+    """
 
     devices: dict[int, DeviceBytes] = field(default_factory=dict)
     known: dict[tuple[int, int], StageBytes] = field(default_factory=dict)  # by job and stage

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from optsched.arraypipe.memory.transfers import IN, OUT, CopyEngine
-from optsched.arraypipe.runtime.cuda_streams import recorded
+from optsched.arraypipe.plan.types import Copied
+from optsched.arraypipe.runtime.cuda_streams import GpuClock, recorded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -16,11 +18,15 @@ if TYPE_CHECKING:
 
 
 class CudaEngine(CopyEngine):
-    """Copies between page-locked host memory and a GPU, ordered with its blocks by events."""
+    """Copies between page-locked host memory and a GPU, ordered with its blocks by events.
+
+    Blocks are whatever is launched on the device's current stream.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.device = device
+        self.device, self.clock = device, GpuClock(device)
+        self.pending: deque[tuple[str, Any, int, Any, Any]] = deque()  # and events around each
         self.streams = {
             # an urgent one is never the same as one that torch gives to others
             direction: torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
@@ -40,6 +46,7 @@ class CudaEngine(CopyEngine):
         size: int,
         action: Callable[[], object],
         after: Iterable[Any],
+        label: tuple[int, int, int] = (0, 0, 0),
     ) -> Any:
         """Launch a copy on the stream of its direction; the event at its end."""
         stream = self.streams[direction]
@@ -47,8 +54,13 @@ class CudaEngine(CopyEngine):
             if event is not None:
                 stream.wait_event(event)
         with torch.cuda.stream(stream):
+            begin = recorded()
             action()
-            return stream.record_event()
+            end = recorded()
+        self.pending.append((direction, label, size, begin, end))
+        while self.pending and self.pending[0][-1].query():
+            self._read()
+        return end
 
     def wait(self, events: Iterable[Any]) -> None:
         """Let blocks that are launched from now on wait for events."""
@@ -67,3 +79,11 @@ class CudaEngine(CopyEngine):
     def finish(self) -> None:
         """Wait until the device has nothing left to do."""
         torch.cuda.synchronize(self.device)
+        while self.pending:
+            self._read()
+
+    def _read(self) -> None:
+        direction, label, size, begin, end = self.pending.popleft()
+        device, job, stage = label
+        times_ns = self.clock.times_ns(begin, end)
+        self.copies.append(Copied(device, direction, job, stage, *times_ns, size))

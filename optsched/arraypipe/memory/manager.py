@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import dropwhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.arraypipe.memory.budget import (
     PIECES,
@@ -29,13 +29,17 @@ if TYPE_CHECKING:
     import torch
 
     from optsched.arraypipe.plan.segments import Segment
-    from optsched.arraypipe.plan.types import Instance
+    from optsched.arraypipe.plan.types import Copied, Instance
     from optsched.arraypipe.runtime.cuda_streams import Pause
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
 
 class DeviceSlots(Transfers):
-    """The states of one device of the plan, which share its slots."""
+    """The states of one device of the plan, which share its slots.
+
+    Nothing that a job computes depends on it. Numbers and sizes of the slots are those that were
+    decided for the first of the segments, which has so many accesses in a cycle.
+    """
 
     def __init__(
         self,
@@ -61,7 +65,10 @@ class DeviceSlots(Transfers):
         self.version = 0  # of the weights when the open access began
 
     def enter(self, job: int, stage: int, kind: str, now: Instance) -> JobStage:
-        """Have a state in a slot, for blocks launched from now on."""
+        """Have a state in a slot, for blocks launched from now on.
+
+        An update after the backward of the same block is an access of its own.
+        """
         self.leave()
         index = self._index(job, stage)
         if len(self.segments) > self.announced:
@@ -75,7 +82,7 @@ class DeviceSlots(Transfers):
         for piece, slot in enumerate(self.take(self.open)):
             if state.slots[piece] != slot:
                 state.point(piece, slot, self.flats[piece][slot])
-        if kind == "B" and state.graph_slot not in (-1, state.slots[0]) and state.has_graphs():
+        if kind in "BW" and state.graph_slot not in (-1, state.slots[0]) and state.has_graphs():
             raise InternalError(
                 f"the state of job {state.title}, stage {stage} has left its slot between "
                 f"forward and backward"
@@ -121,6 +128,11 @@ class DeviceSlots(Transfers):
     def size(self, state: int, piece: int) -> int:
         """Bytes to copy of a piece."""
         return self.states[state].size(piece)
+
+    def label(self, state: int) -> tuple[int, int, int]:
+        """Device, job and stage of a state."""
+        stage = self.states[state].stage
+        return self.number, stage.job, stage.index
 
     def leaves(self, state: int, piece: int) -> None:
         """Point a piece of a state to its store."""
@@ -199,19 +211,41 @@ class SlotMemory(Memory):
         found, self.engine.pauses = self.engine.pauses, []
         return found
 
+    @property
+    def copies(self) -> Sequence[Copied]:
+        """All copies so far; on a GPU those that are known to be over."""
+        return self.engine.copies
+
+    def forget(self, before_ns: int) -> None:
+        """Forget the times of copies that ended before a time."""
+        copies = self.engine.copies
+        copies[:] = [c for c in copies if c.end_ns >= before_ns]
+
     def close(self) -> None:
         """Bring all states back to their jobs."""
         for memory in self.slotted.values():
             memory.close()
 
 
+class Share(NamedTuple):
+    """The part of a process that has one of the devices, and bytes of its messages."""
+
+    device: int
+    windows: int  # posted receives
+    outboxes: int
+
+
 def memory_of(
     runs: Sequence[JobRun],
     segments: Sequence[Segment],
     limit: int | None,
-    local: int | None = None,
+    share: Share | None = None,
 ) -> Memory:
-    """The memory of a run: everything resident if it fits, else slots."""
+    """The memory of a run: everything resident if it fits, else slots.
+
+    `limit` are the bytes of every device; `share` says which device this process has, in a run on
+    ranks. `InputError`: it does not fit, not even in slots; nothing has been moved.
+    """
     memory = Memory(runs)
     if limit is None:
         return memory
@@ -219,7 +253,7 @@ def memory_of(
     plan, limits = first.plan, memory.limits
     note_bytes(limits, runs)
     known = limits.of(first)
-    devices = range(len(plan.sequences)) if local is None else (local,)
+    devices = range(len(plan.sequences)) if share is None else (share.device,)
     here = next(b for b in plan.blocks if b.device in devices)
     place = runs[first.slots[here.job]].stages[here.stage].device
     reserve = reserved(place, len(devices))
@@ -230,6 +264,8 @@ def memory_of(
             for t in runs[first.slots[slot]].stages[stage].shared_tensors()
         }
         device = DeviceBytes(plan.devices[d], limit, reserve, sum(shared.values()))
+        if share is not None:
+            device = device._replace(windows=share.windows, outboxes=share.outboxes)
         limits.devices[d] = device.first(plan, d, known)
     # all devices have been checked: nothing has been moved before
     slotted = {d: found for d in devices if (found := limits.devices[d].decided) != Residency()}

@@ -65,7 +65,10 @@ class Layout:
 
 
 def layout_of(stage: JobStage, title: str) -> Layout:
-    """Lay out all that a stage trains; `title` of its job, for messages."""
+    """Lay out all that a stage trains; `title` of its job, for messages.
+
+    Optimizer state that does not exist yet is found by a step on a copy of the optimizer.
+    """
     end = [0, 0]
 
     def place(piece: int, t: Tensor) -> Place:
@@ -194,7 +197,7 @@ class BoundState:
 
     def has_graphs(self) -> bool:
         """Whether a graph that refers to the weights has its backward ahead."""
-        return any(kept.roots is not None for kept in self.stage.kept.values())
+        return any(kept.roots is not None or kept.branches for kept in self.stage.kept.values())
 
     def absorb(self) -> None:
         """After an update: copy state that the optimizer has made anew into the slot."""

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from optsched.arraypipe.plan.types import Copied
 from optsched.errors import InternalError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class CopyEngine:
     """
 
     exposed_ns: float = 0.0  # that blocks have waited for copies, where none has pauses
+    copies: list[Copied] = field(default_factory=list)  # that are over, with the host's times
     pauses: list[tuple[Any, Any]] = field(default_factory=list)  # events around pauses of a GPU
 
     def copy(
@@ -43,11 +45,15 @@ class CopyEngine:
         size: int,
         action: Callable[[], object],
         after: Iterable[Any],
+        label: tuple[int, int, int] = (0, 0, 0),  # device, job, stage
     ) -> Any:
         """Queue a copy behind those of its direction and the events `after`; its own event."""
         began_ns = time.perf_counter_ns()
         action()
-        self.exposed_ns += time.perf_counter_ns() - began_ns
+        ended_ns = time.perf_counter_ns()
+        self.exposed_ns += ended_ns - began_ns
+        device, job, stage = label
+        self.copies.append(Copied(device, direction, job, stage, began_ns, ended_ns, size))
 
     def wait(self, events: Iterable[Any]) -> None:
         """Let blocks that are queued from now on wait for events."""
@@ -119,6 +125,10 @@ class Transfers:
         """Bytes to copy of a piece."""
         raise NotImplementedError
 
+    def label(self, state: int) -> tuple[int, int, int]:
+        """Device, job and stage of a state, for the list of copies."""
+        return (0, state, 0)
+
     def leaves(self, state: int, piece: int) -> None:
         """Note that a piece is in a slot no more: it is overwritten behind the blocks launched."""
 
@@ -132,7 +142,10 @@ class Transfers:
             slot.graphs = 0
 
     def take(self, access: Access) -> list[int]:
-        """Have the state of an access in slots, one per piece, for blocks launched from now on."""
+        """Have the state of an access in slots, one per piece, for blocks launched from now on.
+
+        Announced accesses before it are skipped: iterations end whole or with their job.
+        """
         self._learn()
         if access.key in (known.key for known in self.known):
             while self.known[0].key != access.key:
@@ -248,4 +261,4 @@ class Transfers:
         if start >= stop:
             return None
         action = partial(self.move, direction, pool.piece, slot.index, state, start, stop)
-        return self.engine.copy(direction, stop - start, action, after)
+        return self.engine.copy(direction, stop - start, action, after, self.label(state))

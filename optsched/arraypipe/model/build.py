@@ -1,13 +1,12 @@
-"""Make the model of a job with its start weights, and frozen ones once for all jobs."""
+"""Make the model of a job: its start weights, and only the tensors that this process needs."""
 
 from __future__ import annotations
 
 import copy
-import ctypes
-import gc
 import re
+import warnings
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from optsched.arraypipe.checkpoint.weights import open_weights
 from optsched.arraypipe.job import PRECISIONS
+from optsched.arraypipe.model.lazy import Recorder
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ _ADAPTER: Final = re.compile(r"(^|\.)(lora_|modules_to_save\.|ia3_|prompt_|train
 
 
 def build(build_model: BuildModel, job: Job) -> nn.Module:
-    """Call `build_model` with the arguments of a job after seeding the global generators."""
+    """Call `build_model` with the arguments of a job after seeding the global generators.
+
+    A list of modules (also an `nn.ModuleList`) becomes an `nn.Sequential` of them.
+    """
     torch.manual_seed(job.seed)
     return module_of(build_model(**job.model))
 
@@ -98,10 +101,15 @@ def _configured(kind: Any, config: Any, /, **arguments: Any) -> nn.Module:
 
 @dataclass(eq=False)
 class Builder:
-    """Makes the models of the jobs of a run.
+    """Makes the models of the jobs of a run, with frozen parameters that are equal once.
 
-    With `share` frozen parameters (``requires_grad`` False) that are equal in several jobs, under
-    the same name and in the same precision, become one `Parameter`.
+    Parameters
+    ----------
+    build_model
+        Called as ``build_model(**job.model)`` after ``torch.manual_seed(job.seed)``.
+    share
+        Whether frozen parameters (``requires_grad`` False) that are equal in several jobs, under
+        the same name and in the same precision, become one `Parameter`.
     """
 
     build_model: BuildModel
@@ -110,18 +118,75 @@ class Builder:
 
     def whole(self, job: Job) -> nn.Module:
         """The unsplit model of a job in its precision, with the weights that it starts from."""
-        model = build(self.build_model, job)
-        if job.init is not None:
-            _load(model, Path(job.init))
-        dtype = PRECISIONS.get(job.precision, torch.float32)
-        model = model if dtype == torch.float32 else model.to(dtype)
+        if job.init is None and not (self.frozen and self.share):
+            model = _typed(build(self.build_model, job), job)
+            self._register(model)
+            return model
+        with self.parts(job) as model:
+            return model
+
+    @contextmanager
+    def parts(self, job: Job) -> Iterator[nn.Module]:
+        """A model of which the tensors that are still in use afterwards get memory.
+
+        Inside of the context, large tensors have none while no operation reads them: cut the model,
+        make optimizers and drop what other processes train. All weights and random numbers are
+        those of the whole model. If `build_model` cannot be run in this way, the whole model is
+        built instead, with a warning.
+        """
+        recorder, model = self._recorded(job)
+        recorder.records = "copies"
+        with recorder:
+            yield model
+        recorder.finish()
+        self._register(model)
+
+    @contextmanager
+    def sketch(self, job: Job) -> Iterator[nn.Module]:
+        """A model for one look, for instance a forward; it has no tensors afterwards.
+
+        Each weight has memory only while an operation reads it.
+        """
+        recorder, model = self._recorded(job)
+        recorder.records = "none"
+        try:
+            with recorder:
+                yield model
+        finally:
+            for _, places, tensor in _distinct(model):
+                if recorder.recorded(tensor):  # others may be those of the caller
+                    _replace(places, _on_meta(tensor))
+
+    def _recorded(self, job: Job) -> tuple[Recorder, nn.Module]:
+        recorder = Recorder()
+        try:
+            with recorder:
+                model = build(self.build_model, job)
+        except Exception as error:
+            recorder = Recorder()
+            model = build(self.build_model, job)  # raises again if the fault is the function's
+            reason = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+            warnings.warn(
+                f"build_model: cannot be recorded ({reason}), so every process builds the whole "
+                f"model of every job first",
+                stacklevel=5,
+            )
+        with recorder:
+            if job.init is not None:
+                _load(recorder, model, Path(job.init))
+            self._share(recorder, _typed(model, job))
+        return recorder, model
+
+    def _share(self, recorder: Recorder, model: nn.Module) -> None:
+        """Replace frozen parameters that an earlier job has by those of that job."""
         for names, places, tensor in _distinct(model):
             known = self._known(names[0], tensor)
-            if known is None:
-                self._note(names[0], tensor)
-            elif known.shape == tensor.shape and _same_bits(tensor, known):
+            if known is None or known is tensor or known.shape != tensor.shape:
+                continue
+            value = recorder.value(tensor)
+            same_memory = value.data_ptr() == known.data_ptr() and value.stride() == known.stride()
+            if (same_memory and value.device == known.device) or _same_bits(value, known):
                 _replace(places, known)
-        return model
 
     def share_copies(self, stages: Sequence[ModelStage]) -> None:
         """Have frozen copies of tied weights in later stages once for all jobs, too."""
@@ -134,6 +199,11 @@ class Builder:
                 elif known.shape == copied.shape and _same_bits(copied, known):
                     stage.replace_tied(copied, known)
 
+    def _register(self, model: nn.Module) -> None:
+        for names, _, tensor in _distinct(model):
+            if self._known(names[0], tensor) is None:
+                self._note(names[0], tensor)
+
     def _note(self, name: str, tensor: Tensor) -> None:
         if isinstance(tensor, nn.Parameter) and not tensor.requires_grad and tensor.numel():
             self.frozen[f"{name} {tensor.dtype}"] = weakref.ref(tensor)
@@ -144,6 +214,12 @@ class Builder:
         known = self.frozen.get(f"{name} {tensor.dtype}")
         parameter = None if known is None else known()
         return parameter if parameter is not None and parameter.numel() else None
+
+
+def _typed(model: nn.Module, job: Job) -> nn.Module:
+    """The model in the precision of its weights."""
+    dtype = PRECISIONS.get(job.precision, torch.float32)
+    return model if dtype == torch.float32 else model.to(dtype)
 
 
 def _distinct(model: nn.Module) -> Iterator[tuple[list[str], list[tuple[nn.Module, str]], Tensor]]:
@@ -160,10 +236,15 @@ def _distinct(model: nn.Module) -> Iterator[tuple[list[str], list[tuple[nn.Modul
 
 
 def _same_bits(a: Tensor, b: Tensor) -> bool:
-    if a.data_ptr() == b.data_ptr() and a.stride() == b.stride() and a.device == b.device:
-        return True
     left, right = (t.detach().reshape(-1).view(torch.uint8) for t in (a.to(b.device), b))
     return torch.equal(left, right)
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    made = torch.empty_strided(
+        tensor.size(), tensor.stride(), dtype=tensor.dtype, device=torch.device("meta")
+    )
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
 def _replace(places: list[tuple[nn.Module, str]], tensor: Tensor) -> None:
@@ -171,8 +252,14 @@ def _replace(places: list[tuple[nn.Module, str]], tensor: Tensor) -> None:
         setattr(module, key, tensor)  # recurrent layers keep a list of their parameters, too
 
 
-def _load(model: nn.Module, path: Path) -> None:
-    """Let the tensors of a model have the values of a file or folder, by name."""
+def _load(recorder: Recorder, model: nn.Module, path: Path) -> None:
+    """Let the tensors of a model have the values of a file or folder, by name.
+
+    Raises
+    ------
+    InputError
+        A name is missing in the file or in the model, or shapes differ.
+    """
     try:
         weights = open_weights(path)
     except InputError as error:
@@ -195,8 +282,7 @@ def _load(model: nn.Module, path: Path) -> None:
             raise InputError(
                 f"init: {path}: {here[0]!r} has shape {shape}, in the model {tuple(tensor.shape)}"
             )
-        with torch.no_grad():
-            tensor.copy_(weights.read(keys[0]))
+        recorder.assign(tensor, partial(weights.read, keys[0]))
     ignored = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     for key in weights.shapes.keys() - used:
         if not any(re.search(pattern, key) for pattern in ignored):
@@ -204,7 +290,10 @@ def _load(model: nn.Module, path: Path) -> None:
 
 
 def _key_of(name: str, model: nn.Module, weights: Weights) -> str:
-    """How the name of a tensor is found in a folder, as `from_pretrained` does."""
+    """How the name of a tensor is found in a folder, as `from_pretrained` does.
+
+    With or without the prefix of the base model of transformers, and without what PEFT wraps.
+    """
     if not weights.folder:
         return name
     wrapped: Any = getattr(model, "get_base_model", lambda: model)
@@ -214,10 +303,3 @@ def _key_of(name: str, model: nn.Module, weights: Weights) -> str:
     if prefix:
         candidates += [bare.removeprefix(f"{prefix}."), f"{prefix}.{bare}"]
     return next((key for key in candidates if key in weights.shapes), name)
-
-
-def collect() -> None:
-    """Free the tensors of objects that refer to each other, and return memory to the system."""
-    gc.collect()
-    with suppress(OSError, AttributeError):  # glibc alone has it; malloc keeps some memory
-        ctypes.CDLL(None).malloc_trim(0)

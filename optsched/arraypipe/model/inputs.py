@@ -129,7 +129,11 @@ def buffers_at(
 
 @contextmanager
 def unchanged(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let a forward change copies of the buffers, and undo what it does to other attributes."""
+    """Let a forward change copies of the buffers, and undo what it does to other attributes.
+
+    Attributes that were set anew, containers and tensors changed in place; not what objects of
+    other classes have inside.
+    """
     holders = buffer_holders(modules)
     buffers: Any = tuple(module._buffers[name] for module, name in holders)
     before = [
@@ -145,6 +149,31 @@ def unchanged(modules: Sequence[nn.Module]) -> Iterator[None]:
                 del part.__dict__[name]
             for name, (value, kept) in attributes.items():
                 part.__dict__[name] = _put_back(value, kept)
+
+
+def counts_of(modules: Sequence[nn.Module]) -> dict[tuple[nn.Module, str], Any]:
+    """Numbers, lists, queues and tensors that modules have as attributes, to be compared later.
+
+    Of a dictionary the numbers: it is often a cache.
+    """
+    found: dict[tuple[nn.Module, str], Any] = {}
+    for part in map(unwrapped, all_modules(modules)):
+        for name, value in _attributes(part).items():
+            if isinstance(value, (int, float)):
+                found[part, name] = value
+            elif isinstance(value, (list, deque)):
+                found[part, name] = [*map(id, value)]
+            elif isinstance(value, Tensor):
+                found[part, name] = id(value), value._version
+            elif type(value) is dict:
+                found[part, name] = [v for v in value.values() if isinstance(v, (int, float))]
+    return found
+
+
+def changed_since(before: dict[tuple[nn.Module, str], Any]) -> list[tuple[nn.Module, str]]:
+    """Attributes that differ from those of `counts_of`."""
+    now = counts_of([part for part, _ in before])
+    return [key for key, value in before.items() if key in now and now[key] != value]
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

@@ -116,7 +116,11 @@ def split(
 def _share_out(
     model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str
 ) -> tuple[list[NamedParameters], list[tuple[TiedCopy, ...]]]:
-    """Give every parameter to the earliest stage that uses it, and later users a copy."""
+    """Give every parameter to the earliest stage that uses it, and later users a copy.
+
+    What every stage owns and what it borrows, in the order of the unsplit model. The copies are put
+    into the modules, one for all places of a stage.
+    """
     places: dict[int, dict[int, list[tuple[nn.Module, str]]]] = {}  # id -> stage -> places
     stage_of: dict[int, int] = {}  # of modules and buffers
     for s, row in enumerate(modules):
@@ -139,14 +143,10 @@ def _share_out(
                         f"stages: buffer {next(names, '')!r} of job {title} is used by "
                         f"stages {stage_of[id(buffer)]} and {s}; give each a buffer of its own"
                     )
+    _check_storages(model, {id_: min(stages) for id_, stages in places.items()}, title)
     owned: list[NamedParameters] = [[] for _ in modules]
     tied: list[list[TiedCopy]] = [[] for _ in modules]
     for name, parameter in list(model.named_parameters()):
-        if is_lazy(parameter):
-            raise InputError(
-                f"build_model: {name!r} of job {title} has no shape yet; run the lazy modules once "
-                f"on a batch when the model is built"
-            )
         owner = min(places[id(parameter)])
         owned[owner].append((name, parameter))
         for s, found in places[id(parameter)].items():
@@ -162,6 +162,26 @@ def _share_out(
 def _put(places: Sequence[tuple[nn.Module, str]], parameter: nn.Parameter) -> None:
     for module, name in places:
         setattr(module, name, parameter)  # recurrent layers keep a list beside the table
+
+
+def _check_storages(model: nn.Module, stage_of: Mapping[int, int], title: str) -> None:
+    """Refuse parameters of different stages that are views of the same memory."""
+    seen: dict[int, tuple[str, int]] = {}
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise InputError(
+                f"build_model: {name!r} of job {title} has no shape yet; run the lazy modules once "
+                f"on a batch when the model is built"
+            )
+        if parameter.is_meta or not parameter.numel():
+            continue
+        stage = stage_of[id(parameter)]
+        first, other = seen.setdefault(parameter.untyped_storage().data_ptr(), (name, stage))
+        if stage != other:
+            raise InputError(
+                f"stages: {name!r} and {first!r} of job {title} share their memory and are in "
+                f"different stages; use one Parameter in both places, or make a copy"
+            )
 
 
 def tied_pairs(stages: Sequence[ModelStage]) -> dict[tuple[int, int], list[str]]:
@@ -183,7 +203,11 @@ def tied_pairs(stages: Sequence[ModelStage]) -> dict[tuple[int, int], list[str]]
 def shard(
     model: nn.Module, stages: Sequence[ModelStage], index: int
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What stage `index` holds of the unsplit model's state dict, and of buffers not in it."""
+    """What stage `index` holds of the unsplit model's state dict, and of buffers not in it.
+
+    A tied weight has all its names. The values are references to the tensors of the stage,
+    detached, as in `torch.nn.Module.state_dict`.
+    """
     originals = _originals(stages)
     owner: dict[int, int] = {}  # stage of every tensor and module
     for stage in reversed(stages):
@@ -289,11 +313,19 @@ def _entries(
 def states_by_name(stages: Sequence[ModelStage]) -> dict[str, dict[str, Any]]:
     """State and settings of every parameter under its unsplit name (references, not copies)."""
     return {
-        name: {
-            "state": dict(optimizer.state.get(p, {})),
-            "settings": {k: v for k, v in group.items() if k not in ("params", "param_names")},
-        }
+        name: {"state": dict(optimizer.state.get(p, {})), "settings": _settings(group)}
         for name, p, group, optimizer in _entries(stages)
+    }
+
+
+def makers_by_name(stages: Sequence[ModelStage]) -> dict[str, dict[str, Any]]:
+    """Class and settings of the optimizer of every parameter, as they are now (references)."""
+    return {
+        name: {
+            "class": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}",
+            "settings": _settings(group),
+        }
+        for name, _, group, optimizer in _entries(stages)
     }
 
 
@@ -314,8 +346,15 @@ def restore_states(stage: ModelStage, saved: Mapping[str, Mapping[str, Any]], pl
         group.update(settings)
 
 
+def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in group.items() if k not in ("params", "param_names")}
+
+
 def check_apart(model: nn.Module, title: str, owners: Owners, why_not: str) -> None:
-    """Refuse a model that trains a tensor of another job's, and note the owners of its tensors."""
+    """Refuse a model that trains a tensor of another job's, and note the owners of its tensors.
+
+    Others may be shared, as a backbone that is loaded once, unless the sentence `why_not` is given.
+    """
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         known = owners.get(id(tensor))
         reason = "and would train it in turn" if tensor.requires_grad else why_not

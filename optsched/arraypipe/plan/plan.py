@@ -17,6 +17,7 @@ from optsched.arraypipe.plan.types import (
     Channel,
     Message,
     Routes,
+    check_memory,
     check_microbatches,
     check_together,
     identify,
@@ -99,6 +100,11 @@ class ExecutionPlan:
         return frozenset((b.job, b.stage) for b in self.blocks if b.kind == "R")
 
     @cached_property
+    def split(self) -> frozenset[tuple[int, int]]:
+        """Pairs (job, stage) with blocks for the gradients of weights."""
+        return frozenset((b.job, b.stage) for b in self.blocks if b.kind == "W")
+
+    @cached_property
     def updated(self) -> frozenset[int]:
         """Jobs with updates as separate operations (else they belong to the last B)."""
         return frozenset(b.job for b in self.blocks if b.kind == "U")
@@ -143,11 +149,11 @@ class ExecutionPlan:
 
     @cached_property
     def updates(self) -> tuple[bool, ...]:
-        """Per operation whether it is the update of its stage, or a B that ends with it."""
+        """Per operation whether it is the update of its stage, or a B or W that ends with it."""
         return tuple(
             b.kind == "U"
             or (
-                b.kind == "B"
+                b.kind == ("W" if (b.job, b.stage) in self.split else "B")
                 and b.microbatch == self.microbatches[b.job] - 1
                 and b.job not in self.updated
             )
@@ -180,7 +186,7 @@ def compile_plan(schedule: Schedule, *, together: Collection[int] = ()) -> Execu
     ------
     InputError
         Blocks are missing, doubled, of another kind or on several devices, micro-batches out of
-        order (sums of gradients depend on it).
+        order (sums of gradients depend on it), or memory is exceeded.
     CyclicOrder
         Orders and dependencies contradict each other; the message has the blocks on the cycle.
     """
@@ -195,6 +201,7 @@ def compile_plan(schedule: Schedule, *, together: Collection[int] = ()) -> Execu
     check_permutations(schedule, schedule.sequences)
     check_microbatches(plan.blocks, sequences)
     _check_live(plan)
+    check_memory(schedule, plan.blocks, sequences)
     return plan
 
 
@@ -220,7 +227,8 @@ def training_arcs(
     """Arcs (tail, head, distance in cycles) without which training would not be right."""
     at = {block[1:6]: block.operation for block in blocks}
     for i, kind, j, s, m, a, *_ in blocks:
-        updates, ends = ("U", j, s, 0, a) in at, kind == "B" and m == microbatches[j] - 1
+        split, updates = ("W", j, s, m, a) in at, ("U", j, s, 0, a) in at
+        ends = kind == ("W" if split else "B") and m == microbatches[j] - 1
         if kind == "F":
             if ("F", j, s + 1, m, a) in at:
                 yield i, at["F", j, s + 1, m, a], 0
@@ -229,7 +237,9 @@ def training_arcs(
             yield i, at["B", j, s, m, a], 0
         if kind == "B" and s > 0:
             yield i, at["B", j, s - 1, m, a], 0
-        if kind in ("F", "B") and (kind, j, s, m + 1, a) in at:
+        if kind == "B" and split:
+            yield i, at["W", j, s, m, a], 0
+        if kind in ("F", "B", "W") and (kind, j, s, m + 1, a) in at:
             yield i, at[kind, j, s, m + 1, a], 0
         if ends and updates:
             yield i, at["U", j, s, 0, a], 0
@@ -245,7 +255,16 @@ def routes(
     ties: Sequence[tuple[int, int]] = (),
     together: Collection[int] = (),
 ) -> Routes:
-    """The messages of a plan."""
+    """The messages of a plan.
+
+    `ties` are pairs (stage, next stage that uses one of its weights), the same for all jobs; the
+    updates of the jobs `together` wait for the gradients of all stages.
+    """
+    if ties and plan.split:
+        raise InputError(
+            "schedule: W blocks (split backward) cannot be run with a weight that several stages "
+            "use, and its gradient comes with B; use B blocks, or cut the model elsewhere"
+        )
     messages = tuple(_messages(plan, ties, together))
     inputs: list[list[int]] = [[] for _ in plan.blocks]
     outputs: list[list[int]] = [[] for _ in plan.blocks]

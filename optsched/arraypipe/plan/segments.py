@@ -1,16 +1,16 @@
-"""A run as segments of a plan: the order of blocks and messages, and which segment follows."""
+"""A run as segments of plans: the order of blocks and messages, and which segment follows."""
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from optsched.arraypipe.plan.types import Instance, Transfer
 from optsched.errors import InternalError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from optsched.arraypipe.plan.plan import ExecutionPlan
     from optsched.arraypipe.plan.types import Routes
@@ -67,11 +67,14 @@ FIRST_CYCLES: Final = 8
 """Cycles of the first segment; its time determines the length of others."""
 
 SEGMENT_S: Final = 4.0
-"""Seconds of a segment: short enough for Ctrl-C, long enough for fill and drain."""
+"""Seconds of a segment: short enough for changes and Ctrl-C, long enough for its fill and drain."""
 
 
 def cycles_for(segment: Segment, seconds: float) -> int:
-    """Cycles that take about `SEGMENT_S`, by those of a segment that took so many seconds."""
+    """Cycles that take about `SEGMENT_S`, by those of a segment that took so many seconds.
+
+    At most four times as many: the blocks of ended jobs take no time.
+    """
     done = max(1, segment.cycles)
     return max(1, min(4 * done, int(SEGMENT_S * done / max(seconds, 1e-9))))
 
@@ -80,6 +83,29 @@ def places(plan: ExecutionPlan, slot: int) -> tuple[int, ...]:
     """Device of every stage of the job in a slot."""
     found = {b.stage: b.device for b in plan.blocks if b.job == slot and b.kind == "F"}
     return tuple(found[stage] for stage in range(plan.n_stages))
+
+
+def moved(
+    now: Segment,
+    then: Segment,
+    live: Collection[int],
+    titles: Sequence[str],
+    placement: Callable[[int], tuple[int, ...]] | None = None,
+) -> str:
+    """Why jobs cannot go on with another plan: they stay on their devices.
+
+    On ranks `placement` has the devices of a job, where it was built.
+    """
+    homes = {job: places(now.plan, slot) for slot, job in enumerate(now.slots)}
+    for slot in live:
+        job, wanted = then.slots[slot], places(then.plan, slot)
+        found = homes.get(job, wanted) if placement is None else placement(job)
+        if found != wanted:
+            return (
+                f"the new plan has the stages of job {titles[job]} on devices {wanted}; they are "
+                f"on {found} and cannot move while it is trained"
+            )
+    return ""
 
 
 class Walk:
@@ -155,15 +181,30 @@ class Walk:
                 heapq.heappush(self.ready, (predicted, line))
 
 
+class Change(NamedTuple):
+    """Another plan, or other jobs in its slots, for the next segment."""
+
+    plan: ExecutionPlan
+    slots: tuple[int, ...]
+
+
 class RunPlan:
-    """Makes the segments of a run, of all its jobs (`JobRun`); their number may grow."""
+    """Makes the segments of a run, of all its jobs (`JobRun`); their number may grow.
+
+    `cycles` are those of the first segment, at most.
+    """
 
     def __init__(
-        self, plan: ExecutionPlan, routes: Routes, runs: Sequence[Any], cycles: int = 10**9
+        self,
+        plan: ExecutionPlan,
+        runs: Sequence[Any],
+        routes_of: Callable[[ExecutionPlan], Routes],
+        cycles: int = 10**9,
     ) -> None:
-        self.plan, self.routes, self.runs = plan, routes, runs
+        self.runs, self.routes_of = runs, routes_of
         self.segments: list[Segment] = []
-        self.follow(tuple(range(plan.n_jobs)), cycles)
+        self.name = plan.schedule.name
+        self.follow(Change(plan, tuple(range(plan.n_jobs))), cycles)
 
     @property
     def now(self) -> Segment:
@@ -180,11 +221,13 @@ class RunPlan:
             if run.begin >= run.end:
                 run.feed = None  # and with it the processes that may load its batches
 
-    def follow(
-        self, slots: tuple[int, ...], cycles: int = 10**9, until_first_end: bool = False
-    ) -> Segment:
-        """Begin another segment of at most so many cycles; jobs go on where they are."""
-        made, copies = self.segment(slots), self.plan.copies
+    def follow(self, change: Change, cycles: int = 10**9, until_first_end: bool = False) -> Segment:
+        """Begin another segment of at most so many cycles; jobs go on where they are.
+
+        With `until_first_end` it is over when the first of its jobs has reached its target.
+        """
+        made = self.segment(change)
+        copies = change.plan.copies
         if until_first_end:
             left = [-(-n // rate) for n, rate in zip(made.count, copies, strict=True) if n]
             cycles = min([cycles, *left])
@@ -192,9 +235,11 @@ class RunPlan:
         self.segments.append(made)
         return made
 
-    def segment(self, slots: tuple[int, ...]) -> Segment:
-        """All remaining iterations of the jobs in the slots."""
-        runs = [self.runs[job] for job in slots]
+    def segment(self, change: Change) -> Segment:
+        """All remaining iterations of a plan and its jobs."""
+        plan, runs = change.plan, [self.runs[job] for job in change.slots]
+        known = [s.routes for s in self.segments[-1:] if s.plan is plan]
         first = [run.begin for run in runs]
         count = [max(0, run.end - run.begin) for run in runs]
-        return Segment(self.plan, self.routes, slots, first, count)
+        routes = known[0] if known else self.routes_of(plan)
+        return Segment(plan, routes, change.slots, first, count)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
+from optsched.analysis.occupancy import held_bytes
 from optsched.errors import InputError
 from optsched.io.strict_json import format_json
 
@@ -17,8 +20,8 @@ if TYPE_CHECKING:
     Sequences = tuple[tuple[int, ...], ...]
     Labels = tuple[tuple["Block", ...], int, tuple[int, ...], tuple[int, ...]]
 
-KINDS: Final = ("F", "B", "R", "U")
-"""Kinds of blocks."""
+KINDS: Final = ("F", "B", "R", "W", "U")
+"""Kinds of blocks. With W blocks a B block has the gradients of the inputs alone (I)."""
 MARK: Final = "end"  # an operation without a resource: the end of a job, no work
 _MOST_CYCLES: Final = 10_000  # largest offset: a run looks at so many cycles more
 
@@ -42,6 +45,7 @@ class Block(NamedTuple):
         return f"{self.kind} of job {self.job}{where}{part}{copy} (operation {self.operation})"
 
 
+COPIES: Final = {"in": "copy in", "out": "copy out"}  # kinds of copies of states, by direction
 STOP: Final = 1  # flags of a message: its job ends with this iteration,
 FAILED: Final = 2  # it has failed,
 TOMBSTONE: Final = 4  # and nothing is carried
@@ -108,6 +112,18 @@ class Record(NamedTuple):
     exposed_ns: int = 0  # for copies of its state, before the start
 
 
+class Copied(NamedTuple):
+    """Bytes of a job's state that went from the host to a device (``"in"``), or back."""
+
+    device: int
+    direction: str  # "in" or "out"
+    job: int
+    stage: int
+    start_ns: int
+    end_ns: int
+    size: int = 0
+
+
 def identify(schedule: Schedule) -> Labels:
     """Blocks, number of stages, micro-batches and copies per job; refuses what is incomplete."""
     s = schedule
@@ -140,11 +156,11 @@ def identify(schedule: Schedule) -> Labels:
 
 
 def check_microbatches(blocks: tuple[Block, ...], sequences: Sequences) -> None:
-    """F and B of a (job, stage) ascend in the micro-batch: sums and statistics depend on it."""
+    """F, B and W of a (job, stage) ascend in the micro-batch: sums and statistics depend on it."""
     position = {i: place for row in sequences for place, i in enumerate(row)}
     groups: dict[tuple[str, int, int, int], list[Block]] = {}
     for block in blocks:
-        if block.kind in ("F", "B"):
+        if block.kind in ("F", "B", "W"):
             groups.setdefault((block.kind, block.job, block.stage, block.copy), []).append(block)
     for group in groups.values():
         for a, b in pairwise(sorted(group, key=lambda block: block.microbatch)):
@@ -159,13 +175,18 @@ def check_microbatches(blocks: tuple[Block, ...], sequences: Sequences) -> None:
 def check_together(together: Collection[int], blocks: tuple[Block, ...], n_jobs: int) -> None:
     """Jobs that update all stages together exist and have update blocks."""
     kinds = {(block.job, block.kind) for block in blocks}
+    what = "gradient clipping, loss scaling and schedulers that need a metric update all stages"
     for job in together:
         if job not in range(n_jobs):
             raise InputError(f"together: there is no job {job!r} (the schedule has {n_jobs})")
+        if (job, "W") in kinds:
+            raise InputError(
+                f"together: job {job} has W blocks (split backward), but {what} after the last B; "
+                f"build the problem without weight="
+            )
         if (job, "U") not in kinds:
             raise InputError(
-                f"together: job {job} has no update blocks (kind U), but gradient clipping, loss "
-                f"scaling and schedulers that need a metric update all stages after its last "
+                f"together: job {job} has no update blocks (kind U), but {what} after its last "
                 f'gradient; build the problem with update_mode="global"'
             )
 
@@ -180,11 +201,11 @@ def _block(
     copy: int,
     offset: int,
 ) -> Block:
+    kind = "B" if kind == "I" else kind
     is_mark = kind == MARK and not devices
     if kind not in KINDS and not is_mark:
-        split = "; the backward is not split: build the problem without weight=" * (kind in "IW")
         raise InputError(
-            f"operations[{i}].kind: expected {', '.join(KINDS)}, got {format_json(kind)}{split}"
+            f"operations[{i}].kind: expected {', '.join(KINDS)} or I, got {format_json(kind)}"
         )
     if offset > _MOST_CYCLES:
         raise InputError(
@@ -217,13 +238,13 @@ def _check_complete(
             raise InputError(
                 f"operations[{block.operation}]: {block} is also operations[{other.operation}]"
             )
-    found = {(b.job, b.stage) for b in work if b.kind == "R"}
+    found = {(b.job, b.stage, b.kind) for b in work}
     updated = {b.job for b in work if b.kind == "U"}
     # stops at the first gap, so that labels with huge ranges cost no more than the blocks there are
     for job, (n_micro, n_copies) in enumerate(zip(microbatches, copies, strict=True)):
         for copy, stage, m in product(range(n_copies), range(n_stages), range(n_micro)):
-            again = ["R"] * ((job, stage) in found)
-            for kind in ["F", "B", *again] + ["U"] * (job in updated and m == 0):
+            kinds = ["F", "B", *(kind for kind in "RW" if (job, stage, kind) in found)]
+            for kind in kinds + ["U"] * (job in updated and m == 0):
                 if (kind, job, stage, m, copy) not in seen:
                     part = "" if kind == "U" else f", micro-batch {m}"
                     raise InputError(
@@ -233,13 +254,38 @@ def _check_complete(
 
 
 def _check_alike(work: list[Block], schedule: Schedule) -> None:
-    """Refuse a stage of a job on two devices."""
+    """A stage of a job has one device, and I blocks if and only if it has W blocks."""
+    split = {(b.job, b.stage) for b in work if b.kind == "W"}
     first_of: dict[tuple[int, int], Block] = {}
     for block in work:
-        first = first_of.setdefault((block.job, block.stage), block)
+        kind, place = str(schedule.kind[block.operation]), (block.job, block.stage)
+        if kind in ("B", "I") and (kind == "I") != (place in split):
+            raise InputError(
+                f"operations[{block.operation}].kind: job {block.job} has I blocks on stage "
+                f"{block.stage} without W blocks, or W blocks beside B blocks; a split backward "
+                f"needs I and W, a whole one B alone"
+            )
+        first = first_of.setdefault(place, block)
         if block.device != first.device:
             names = [format_json(schedule.resources[b.device].name) for b in (first, block)]
             raise InputError(
                 f"operations[{block.operation}].resources: {block} runs on {names[1]}, but "
                 f"{first} on {names[0]}; a stage of a job stays on one device"
+            )
+
+
+def check_memory(schedule: Schedule, blocks: tuple[Block, ...], sequences: Sequences) -> None:
+    """Held memory and workspace of every device over one cycle of the steady state."""
+    for (name, memory), sequence in zip(schedule.resources, sequences, strict=True):
+        row = list(sequence)
+        if not memory or not row:
+            continue
+        if gain := int((schedule.acquire[row] - schedule.free[row]).sum()):
+            raise InputError(f"{format_json(name)} gains {gain} bytes in every cycle")
+        levels = held_bytes(schedule, row) + schedule.workspace[row]
+        if (levels > memory).any():
+            k = int(np.argmax(levels > memory))
+            raise InputError(
+                f"{format_json(name)}: {blocks[row[k]]} needs {levels[k]} bytes in all, the "
+                f"device has {memory}"
             )

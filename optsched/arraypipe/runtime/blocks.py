@@ -1,20 +1,30 @@
-"""The blocks of training on one stage, its first forward, and norms of gradients."""
+"""The blocks of training on one stage, its first forward, and norms of gradients.
+
+Backward may be two blocks: gradients of a stage's inputs (I) first, of its weights (W) later. A
+weight's gradient needs the gradients that arrive at the nodes where its branch of the autograd
+graph leaves the paths to the inputs. I notes these gradients, W runs the branches with them.
+"""
 
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from optsched.arraypipe.checkpoint.plain import python_numbers
 from optsched.arraypipe.job import Tensors, seed_generator
 from optsched.arraypipe.model.inputs import (
     buffer_holders,
     buffers_at,
+    changed_since,
     copied,
+    counts_of,
     unchanged,
 )
 from optsched.arraypipe.runtime.cuda_streams import aligned_copy
@@ -22,7 +32,7 @@ from optsched.arraypipe.runtime.state import Kept, Norms, autocast
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from optsched.arraypipe.model.inputs import Inputs
     from optsched.arraypipe.runtime.losses import Criterion
@@ -55,7 +65,10 @@ def norms_from(stage: JobStage, later: Norms) -> Norms:
 
 
 def total_norm(run: JobRun, norms: Norms) -> Tensor:
-    """Norm of all gradients as `torch.nn.utils.get_total_norm` has it on the unsplit model."""
+    """Norm of all gradients as `torch.nn.utils.get_total_norm` has it on the unsplit model.
+
+    The norms come in the order of the stages; they are taken in that of the unsplit model.
+    """
     if norms.vector is None:
         return torch.tensor(0.0)
     rows = norms.vector.unbind()
@@ -115,9 +128,14 @@ def backward(
     microbatch: int,
     gradients: Sequence[Tensor | None] | None,
     tied: Sequence[tuple[Tensor, Tensor]] = (),
+    split: bool = False,
 ) -> tuple[Tensor | None, ...]:
-    """Backward of one micro-batch; parameters accumulate, gradients of the inputs are returned."""
-    kept = stage.kept.pop(microbatch)
+    """Backward of one micro-batch; parameters accumulate, gradients of the inputs are returned.
+
+    `gradients` are those of the outputs, None on the last stage; `tied` those of weights that later
+    stages use too. With `split` parameters are left to `backward_weights`.
+    """
+    kept = stage.kept[microbatch] if split else stage.kept.pop(microbatch)
     assert kept.roots is not None, "backward before recompute"
     roots, given = list[Tensor](), list[Tensor]()
     if gradients is None:
@@ -128,13 +146,27 @@ def backward(
             if gradient is not None and root.requires_grad:
                 roots.append(root)
                 given.append(gradient)
-    if roots:
+    if split:
+        kept.branches = backward_input(roots, given, kept.inputs)
+    elif roots:
         torch.autograd.backward(roots, given)
     return tuple(map(kept.gradients.get, range(len(kept.inputs))))
 
 
+def backward_weights(stage: JobStage, microbatch: int) -> None:
+    """Accumulate the gradients of the parameters that a split backward has left out."""
+    branches = stage.kept.pop(microbatch).branches
+    assert branches is not None, "gradients of weights before those of inputs"
+    for branch in branches:
+        branch.run()
+
+
 def update(stage: JobStage, clip_norm: float | None, norm: Tensor | None, loss: float) -> None:
-    """Step of the stage's optimizer and scheduler, after its last micro-batch."""
+    """Step of the stage's optimizer and scheduler, after its last micro-batch.
+
+    Gradients are clipped to `clip_norm` by the `norm` that all of the job have; `loss` is for a
+    scheduler that looks at it. Without finite gradients a scaled job makes no step.
+    """
     _check_flags(stage)
     finite = stage.scaler is None or norm is None or bool(norm.isfinite())
     if stage.scaler is not None:
@@ -171,6 +203,7 @@ def rehearse(stage: JobStage, x: Any, batch: Inputs, end: Callable[[Any], Tensor
     given = () if x is None else _tensors_of(x, f"stages: the input of stage {stage.index}")
     without = [p for p in stage.used() if p.grad is None]
     with unchanged(stage.modules):
+        before = counts_of(stage.modules)
         with shared_unchanged(stage), autocast(stage.precision, stage.device):
             output = stage.run(tuple(leaf(t).clone() for t in given), batch.copied())
         for module, name in buffer_holders(stage.modules):
@@ -180,6 +213,7 @@ def rehearse(stage: JobStage, x: Any, batch: Inputs, end: Callable[[Any], Tensor
                     f"stages: the forward of stage {stage.index} makes the buffer {name!r} of a "
                     f"{type(module).__name__}; register it as a tensor when the model is built"
                 )
+        stage.forgotten = changed_since(before)
     _check_flags(stage)
     if any(p.grad is not None for p in without):
         raise InputError(
@@ -272,7 +306,10 @@ def _memory(t: Tensor) -> int:
 
 
 class _Entry(torch.autograd.Function):
-    """Input of a stage: no leaf, as in the unsplit model, so that layers may change it in place."""
+    """Input of a stage: no leaf, as in the unsplit model, so that layers may change it in place.
+
+    The backward takes the gradient before autograd stores it, which would copy it.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, found: dict[int, Tensor], index: int) -> Tensor:
@@ -285,3 +322,113 @@ class _Entry(torch.autograd.Function):
         if gradient is not None:
             ctx.found[ctx.index] = gradient.contiguous()  # as alone, see `calls.at_cut`
         return None, None, None
+
+
+@dataclass(eq=False)
+class Branches:
+    """Nodes with common weights below them, and those weights."""
+
+    nodes: list[Node]  # on paths to inputs
+    weights: dict[int, Tensor]  # by identity
+    arrived: dict[Node, tuple[Tensor | None, ...]] = field(default_factory=dict)  # at the nodes
+    outputs: list[tuple[GradientEdge, Tensor]] = field(default_factory=list)
+    """Outputs of the stage that depend on no input, with their gradients."""
+
+    def run(self) -> None:
+        """Accumulate the gradients of the weights."""
+        pairs = list(self.outputs)
+        for node, row in self.arrived.items():
+            pairs += [(GradientEdge(node, k), g) for k, g in enumerate(row) if g is not None]
+        if not pairs:
+            return
+        # a path from one node to another would add its gradient a second time
+        handles = [
+            node.register_prehook(partial(_replaced, row)) for node, row in self.arrived.items()
+        ]
+        edges, given = zip(*pairs, strict=True)
+        try:
+            torch.autograd.backward(
+                edges, given, retain_graph=True, inputs=list(self.weights.values())
+            )
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _replaced(row: Any, gradients: Any) -> Any:
+    return row
+
+
+def backward_input(
+    roots: Sequence[Tensor], given: Sequence[Tensor], inputs: Sequence[Tensor]
+) -> list[Branches]:
+    """Run the backward of some outputs down to the inputs only.
+
+    Returns the branches that are to be run for the gradients of the weights.
+    """
+    leaves = [t for t in inputs if t.requires_grad]
+    edges = [get_gradient_edge(root) for root in roots]
+    reaches, weights = _below([edge.node for edge in edges], {id(t) for t in leaves})
+    branches: list[Branches] = []
+    for node, found in weights.items():
+        if reaches[node] and found:
+            branches = _joined(branches, Branches([node], dict(found)))
+    for edge, gradient in zip(edges, given, strict=True):
+        if weights[edge.node] and not reaches[edge.node]:
+            part = Branches([], dict(weights[edge.node]), outputs=[(edge, gradient)])
+            branches = _joined(branches, part)
+    handles = [
+        node.register_prehook(partial(part.arrived.__setitem__, node))
+        for part in branches
+        for node in part.nodes
+    ]
+    inner = [k for k, edge in enumerate(edges) if reaches[edge.node]]
+    try:
+        if inner:
+            torch.autograd.backward(
+                [roots[k] for k in inner], [given[k] for k in inner], retain_graph=True,
+                inputs=leaves,
+            )  # fmt: skip
+    finally:
+        for handle in handles:
+            handle.remove()
+    return branches
+
+
+def _joined(groups: Sequence[Branches], part: Branches) -> list[Branches]:
+    """The groups with one more, joined to those with which it has weights in common."""
+    apart = []
+    for group in groups:
+        if group.weights.keys() & part.weights.keys():
+            part.nodes += group.nodes
+            part.weights |= group.weights
+            part.outputs += group.outputs
+        else:
+            apart.append(group)
+    return [*apart, part]
+
+
+def _below(
+    roots: Iterable[Node], targets: set[int]
+) -> tuple[dict[Node, bool], dict[Node, dict[int, Tensor]]]:
+    """By node of a graph whether it leads to the targets, and the weights of branches off that."""
+    reaches: dict[Node, bool] = {}
+    weights: dict[Node, dict[int, Tensor]] = {}
+    stack = list(roots)
+    while stack:
+        node = stack[-1]
+        children = [child for child, _ in node.next_functions if child is not None]
+        below = [child for child in children if child not in reaches]
+        if below:
+            stack += below
+            continue
+        leaf: Any = getattr(stack.pop(), "variable", None)
+        reaches[node] = id(leaf) in targets or any(reaches[child] for child in children)
+        found: dict[int, Tensor] = {}
+        if leaf is not None and not reaches[node]:
+            found = {id(leaf): leaf}
+        for child in children:
+            if not reaches[child]:
+                found |= weights[child]
+        weights[node] = found
+    return reaches, weights

@@ -57,6 +57,21 @@ def deterministic(device: torch.device) -> None:
         )
 
 
+def gpu_settings(device: torch.device) -> dict[str, Any]:
+    """What the bits of a GPU depend on beside the program, for the record; empty on a CPU."""
+    if device.type != "cuda":
+        return {}
+    matmul = torch.backends.cuda.matmul
+    legacy = not hasattr(matmul, "fp32_precision")  # before torch 2.9; later one may raise
+    return {
+        "gpus": [torch.cuda.get_device_properties(device).name],
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),  # type: ignore[no-untyped-call]
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul_tf32": matmul.allow_tf32 if legacy else matmul.fp32_precision == "tf32",
+    }
+
+
 @contextmanager
 def global_state_kept() -> Iterator[None]:
     """Gradients on; afterwards random states, default type, modes and GPU are as before."""
@@ -81,7 +96,10 @@ def global_state_kept() -> Iterator[None]:
 
 @contextmanager
 def on_first_interrupt(note: Callable[[], object]) -> Iterator[None]:
-    """Call `note` at the first Ctrl-C; another one, a second later, raises `KeyboardInterrupt`."""
+    """Call `note` at the first Ctrl-C; another one, a second later, raises `KeyboardInterrupt`.
+
+    Only in the main thread, where Python takes signals, and without another handler.
+    """
     before, first = signal.getsignal(signal.SIGINT), math.inf
 
     def once(number: int, frame: Any) -> None:

@@ -28,15 +28,42 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from optsched.arraypipe.plan.segments import RunPlan, Segment
-    from optsched.arraypipe.plan.types import Instance
+    from optsched.arraypipe.plan.segments import Change, RunPlan, Segment
+    from optsched.arraypipe.plan.types import Copied, Instance
+    from optsched.arraypipe.rescheduling import Rescheduling
     from optsched.arraypipe.runtime.state import JobRun, JobStage
     from optsched.arraypipe.runtime.worker import Worker
-    from optsched.arraypipe.waiting import WaitingJobs
 
 
 MOST: Final = 200_000
-"""Blocks of which a process keeps the records, the last ones; they take 100 MB."""
+"""Blocks that a process remembers beside those of the last segment; they take 100 MB."""
+
+Moment = tuple[int, int]
+"""Segment and cycle."""
+
+
+@dataclass(eq=False)
+class Past:
+    """The blocks of the last segments that were run here, as values of `Record`."""
+
+    rows: deque[list[int]] = field(default_factory=deque)
+    cut: Moment = (0, 0)  # the first that none is dropped of
+    left_out: int = 0  # blocks
+
+    def forget(self) -> bool:
+        """Drop the oldest segments if there are too many blocks; whether there were."""
+        before = self.left_out
+        while len(self.rows) > MOST and self.rows[0][0] < self.rows[-1][0]:
+            self.cut = (self.rows[0][0] + 1, 0)
+            while self.rows[0][0] < self.cut[0]:
+                self.rows.popleft()
+                self.left_out += 1
+        return self.left_out > before
+
+
+def since(cut: Moment, records: Sequence[Record]) -> list[Record]:
+    """Those from a cycle on."""
+    return [r for r in records if (r.segment, r.cycle) >= cut]
 
 
 @dataclass(eq=False)
@@ -46,9 +73,9 @@ class Backend(ABC):
     run_plan: RunPlan
     runs: Sequence[JobRun]  # all jobs, in the order of the trainer's
     worker: Worker
-    waiting: WaitingJobs  # take free slots between segments
+    planner: Rescheduling  # may change plan and slots between segments
     strict: bool  # raise when a job fails
-    records: deque[list[int]] = field(default_factory=lambda: deque(maxlen=MOST), init=False)
+    past: Past = field(default_factory=Past, kw_only=True)
     seconds: float = field(default=0.0, kw_only=True)  # of the last segment
     times: BlockTimes | None = field(default=None, init=False)  # on a GPU
     exposed_ns: int = field(default=0, init=False)  # of all blocks that are noted
@@ -69,7 +96,7 @@ class Backend(ABC):
         began_ns = min(began_ns + exposed_ns + worker.excluded_ns, ended_ns)
         worker.excluded_ns = 0
         row = [number, *now, began_ns, ended_ns, waited_ns, exposed_ns]
-        self.records.append(row)
+        self.past.rows.append(row)
         if self.times is not None:
             self.times.add(row, began, recorded(), memory.pauses())
             self.times.read(AHEAD)
@@ -78,7 +105,9 @@ class Backend(ABC):
         """The records of the blocks that are remembered, all of them over."""
         if self.times is not None:
             self.times.read()
-        return [Record(*row) for row in self.records]
+        records = [Record(*row) for row in self.past.rows]
+        self.past.rows.clear()
+        return records
 
     def run_segments(self) -> None:
         """Run segments until all jobs have ended."""
@@ -88,22 +117,24 @@ class Backend(ABC):
             began = time.monotonic()
             self.run_segment(segment, number)
             self.seconds = time.monotonic() - began
-            slots, cycles = self.following(segment)
-            if slots is None:
+            if self.past.forget():
+                self.worker.memory.forget(self.past.rows[0][4])
+            change, cycles = self.following(segment)
+            if change is None:
                 for run in self.runs:  # after Ctrl-C
                     run.stop_after(run.begin - 1)
                 return
-            for job in set(segment.slots).difference(slots):
+            for job in set(segment.slots).difference(change.slots):
                 self.unload(job)
-            self.run_plan.follow(slots, cycles, self.waiting.expected)
+            self.run_plan.follow(change, cycles, self.planner.waits)
 
     @abstractmethod
     def run_segment(self, segment: Segment, number: int) -> None:
         """Run all blocks of a segment that this process has."""
 
     @abstractmethod
-    def following(self, segment: Segment) -> tuple[tuple[int, ...] | None, int]:
-        """Close a segment; jobs in the slots of the next (None: the run ends), and its cycles."""
+    def following(self, segment: Segment) -> tuple[Change | None, int]:
+        """Close a segment; what follows, None at the end of the run, and for how many cycles."""
 
     def unload(self, job: int) -> None:
         """On a GPU: the states of a job that has ended go to the host."""
@@ -138,6 +169,11 @@ class InlineBackend(Backend):
         if on_gpu(self.device):
             self.times = BlockTimes(self.device)
 
+    @property
+    def copies(self) -> Sequence[Copied]:
+        """Copies of states."""
+        return self.worker.memory.copies
+
     def run(self) -> list[Record]:
         """Train until all jobs have ended; what was executed, in order, or the end of it."""
         try:
@@ -150,12 +186,12 @@ class InlineBackend(Backend):
         self.worker.finish()
         return records
 
-    def following(self, segment: Segment) -> tuple[tuple[int, ...] | None, int]:
-        """As the jobs that wait decide."""
+    def following(self, segment: Segment) -> tuple[Change | None, int]:
+        """As the planner decides."""
         self.run_plan.close()
         cycles = cycles_for(segment, self.seconds)
-        found = self.waiting.decide(segment, cycles, self.worker.interrupted)
-        return self.waiting.carry_out(found), cycles
+        found = self.planner.decide(segment, cycles, self.worker.interrupted)
+        return self.planner.carry_out(found), cycles
 
     def run_segment(self, segment: Segment, number: int) -> None:
         """Run all blocks in a topological order; those of ended jobs pass tombstones on."""

@@ -64,6 +64,7 @@ class Kept:
     roots: Tensors | None = None  # of the autograd graph; None until recomputed
     buffers: Tensors = ()  # values that F started from, for the recompute
     gradients: dict[int, Tensor] = field(default_factory=dict)  # of the inputs
+    branches: list[Any] | None = None  # after a B that has left the weights to W
 
 
 AUTOCAST: Final = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
@@ -82,7 +83,10 @@ _INTERVAL: Final = 2000  # updates until a scale grows, as in `torch.amp.GradSca
 
 @dataclass
 class LossScale:
-    """The scale of an ``"amp-fp16"`` job's losses, with the values of `torch.amp.GradScaler`."""
+    """The scale of an ``"amp-fp16"`` job's losses, with the values of `torch.amp.GradScaler`.
+
+    Every stage has one; all get the same updates.
+    """
 
     scale: float = 2.0**16
     growth_tracker: int = 0  # updates since the scale has changed
@@ -118,6 +122,7 @@ class JobStage(ModelStage):
     packed: bool = False  # whether the hidden states that it gets are a tuple
     packs: bool = False  # whether those that it sends are a tuple
     flags: tuple[bool, ...] = ()  # `requires_grad` of all that it uses
+    forgotten: list[tuple[nn.Module, str]] = field(default_factory=list)  # in no checkpoint
     precision: str = "fp32"
     scaler: LossScale | None = None  # of an amp-fp16 job
     kept: dict[int, Kept] = field(default_factory=dict)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from optsched.arraypipe.distributed.replicas import Replicas
     from optsched.arraypipe.job import Loss
     from optsched.arraypipe.plan.segments import Segment
-    from optsched.arraypipe.plan.types import Block, Instance
+    from optsched.arraypipe.plan.types import Block, Copied, Instance
     from optsched.arraypipe.runtime.cuda_streams import Pause
     from optsched.arraypipe.runtime.state import JobRun, JobStage
 
@@ -52,6 +52,11 @@ class Memory:
         """Time that blocks have waited for copies of states so far."""
         return 0
 
+    @property
+    def copies(self) -> Sequence[Copied]:
+        """Copies of states so far."""
+        return ()
+
     def pauses(self) -> Sequence[Pause]:
         """Events around what blocks have waited for on GPUs since the last call."""
         return ()
@@ -65,6 +70,9 @@ class Memory:
 
     def leave(self, job: int, stage: int, kind: str) -> None:
         """The block is over."""
+
+    def forget(self, before_ns: int) -> None:
+        """Forget the times of copies that ended before a time."""
 
     def close(self) -> None:
         """Put all states back where `JobRun.stages` has them."""
@@ -156,6 +164,10 @@ class Worker:
             blocks.recompute(stage, block.microbatch)
         elif kind == "B":
             sent = self._backward(segment, now, run, stage, received)
+        elif kind == "W":
+            blocks.backward_weights(stage, block.microbatch)
+            if replicas is not None and block.microbatch == plan.microbatches[block.job] - 1:
+                replicas.start(run.index, stage)
         if plan.updates[block.operation]:
             if replicas is not None:
                 replicas.finish(run.index, stage)
@@ -225,11 +237,12 @@ class Worker:
         gradients, tied = _gradients(segment, run, stage, received, ends)
         if stage.kept[m].roots is None:
             blocks.recompute(stage, m)
-        returned = blocks.backward(stage, m, gradients, tied)
+        split = (block.job, stage.index) in segment.plan.split
+        returned = blocks.backward(stage, m, gradients, tied, split)
         copies = {}  # gradients of the copies of tied weights
         for entry in stage.tied:
             copies[entry.name], entry.parameter.grad = entry.parameter.grad, None
-        if self.replicas is not None and ends:
+        if self.replicas is not None and ends and not split:
             self.replicas.start(run.index, stage)
             if run.job.needs_norm:
                 self.replicas.finish(run.index, stage)
@@ -287,7 +300,11 @@ def _take_weights(stage: JobStage, names: Sequence[str], values: Sequence[Tensor
 def _gradients(
     segment: Segment, run: JobRun, stage: JobStage, received: Payloads, ends: bool
 ) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
-    """Gradients of the outputs (None on the last stage), and of tied weights of later stages."""
+    """Gradients of the outputs (None on the last stage), and of tied weights of later stages.
+
+    The latter become roots of the backward: autograd adds them before the stage's uses, as it does
+    alone.
+    """
     gradients: Any = None
     tied: list[tuple[Tensor, Tensor]] = []
     for k, payload in received.items():
