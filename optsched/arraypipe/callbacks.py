@@ -95,13 +95,7 @@ EVERY_S: Final = 5.0
 
 
 class Progress(Callback):
-    """Print iterations and losses of the running jobs every few seconds.
-
-    Parameters
-    ----------
-    predicted_ns
-        Predicted time of a cycle.
-    """
+    """Print iterations and losses of the running jobs every few seconds."""
 
     def __init__(self, predicted_ns: float) -> None:
         self.predicted_ns = predicted_ns

@@ -181,10 +181,7 @@ def run_script(
     settings: dict[str, Any],
     **options: Any,
 ) -> bool:
-    """Train the jobs of a script; print the summary, write it to `out`; whether no job failed.
-
-    `settings` are fields of `RunConfig`, `options` those of `ArrayTrainer.fit`.
-    """
+    """Train the jobs of a script; print the summary, write it to `out`; whether no job failed."""
     given = None if schedule is None else Schedule.read(schedule)
     check_folder(out)
     path, trainer = load_trainer(script)

@@ -35,10 +35,7 @@ _Part: TypeAlias = tuple[dict[str, Any], dict[str, Any]]  # of a stage: state di
 
 
 class Events:
-    """Calls callbacks; copies stages right after their updates for checkpoints and evaluations.
-
-    On ranks the newest checkpoint is evaluated, as no rank has all stages.
-    """
+    """Calls callbacks; copies stages right after their updates for checkpoints and evaluations."""
 
     def __init__(
         self,
@@ -166,10 +163,7 @@ class Events:
 
 
 def measure_of(given: Any, loss: Loss | None, weight: Weight = None) -> Measure:
-    """What `fit` takes as `evaluate`: a function of the model, a data set, or one with a metric.
-
-    Losses of batches are weighted as those of micro-batches are, values of a metric by samples.
-    """
+    """What `fit` takes as `evaluate`: a function of the model, a data set, or one with a metric."""
     if callable(given) and not hasattr(given, "__getitem__") and not isinstance(given, nn.Module):
         return lambda job, model, place: float(given(model))
     data, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, None)

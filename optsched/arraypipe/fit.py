@@ -203,10 +203,7 @@ def _predicted(period_ns: float, bound_ns: float) -> str:
 def _check_exact(
     trainer: ArrayTrainer, n_slots: int, steps: int, say: Callable[[str], object]
 ) -> None:
-    """Refuse layers and data with which an array does not reach the bits of training alone.
-
-    On ranks, and where memory does not suffice, those of a model with one block per stage.
-    """
+    """Refuse layers and data with which an array does not reach the bits of training alone."""
     config = trainer.config
     if config.on_ranks:
         config = replace(config, backend="inline", memory=None)

@@ -223,10 +223,7 @@ class _Entry:
 
 @dataclass(eq=False)
 class _Trials(Callback):
-    """Takes trials from the study, reports their values and how they end.
-
-    On ranks the first one does; the others make the same jobs of the same parameters.
-    """
+    """Takes trials from the study, reports their values and how they end."""
 
     study: Study | None
     suggest: Suggest

@@ -149,15 +149,7 @@ class JobBuilder:
     def make(
         self, job: Job, index: int, title: str, at: int, local: Collection[int], away: bool
     ) -> JobRun:
-        """Make job number `index`, ready to continue from iteration `at`.
-
-        Parameters
-        ----------
-        local
-            Stages that this process trains; the others have no tensors.
-        away
-            Leave the tensors on the host if the device is a GPU.
-        """
+        """Make job number `index`, ready to continue from iteration `at`."""
         folder = self.folder
         job.life.begin(title)
         self.precisions.add(job.precision)
@@ -346,10 +338,7 @@ class ArrayRun:
         return [0 if folder is None else folder.latest(title) for title in titles]
 
     def _refill(self, ended: Job) -> Job | None:
-        """Return another job for a slot; the checkpoint of the ended one is complete before.
-
-        Its memory on a GPU is freed, as the next one needs it for its first forward.
-        """
+        """Return another job for a slot; the checkpoint of the ended one is complete before."""
         index = next(run.index for run in self.runs if run.job is ended)
         if self.builder.folder is not None:
             self.builder.folder.settle(index)
@@ -357,10 +346,7 @@ class ArrayRun:
         return self.events.next_job(ended, [run.job for run in self.runs])
 
     def _join(self, job: Job) -> JobRun | None:
-        """Add a job between two segments, on all ranks alike.
-
-        Returns None if it cannot be made: then the job has the error; a strict run raises it.
-        """
+        """Add a job between two segments, on all ranks alike."""
         index, begun, folder = len(self.runs), 0, self.builder.folder
         title = job.name or f"job{index}"
         if title in [run.title for run in self.runs]:
@@ -400,10 +386,7 @@ class ArrayRun:
         return [stage for stage, device in enumerate(placement) if device == rank]
 
     def _first_forward(self, runs: Sequence[JobRun]) -> None:
-        """Run one forward of every job, without effects; a job has failed if it raises.
-
-        On ranks all jobs pass through the chain, also after one that is refused.
-        """
+        """Run one forward of every job, without effects; a job has failed if it raises."""
         note_shared(list(dict.fromkeys([*self.runs, *runs])))
         refused: InputError | None = None
         for run in runs:

@@ -42,10 +42,7 @@ def train_files(checkpoint: Path) -> list[Path]:
 
 
 def numbered(place: Path) -> list[int]:
-    """Iterations of the checkpoints in a folder, ascending; none if there is no such folder.
-
-    Folders with other names, and those without any file of a checkpoint, are left out.
-    """
+    """Iterations of the checkpoints in a folder, ascending; none if there is no such folder."""
     return sorted(
         int(entry.name)
         for entry in (place.iterdir() if place.is_dir() else ())
@@ -166,11 +163,7 @@ def sweep(place: Path) -> None:
 
 
 def copied(value: Any, place: str | None = None) -> Any:
-    """A copy of a state as `kept` makes one, with dense tensors on the CPU.
-
-    A view of a larger storage would be saved with all of it. Tensors of a GPU are copied in the
-    current stream; they are complete when that has come so far.
-    """
+    """A copy of a state as `kept` makes one, with dense tensors on the CPU."""
     return kept(value, place, _on_host)
 
 

@@ -105,10 +105,7 @@ class CheckpointFolder:
         self.frozen: dict[tuple[str, ...], tuple[Path, int]] = {}  # files to link, checksums
 
     def prepare(self, titles: Iterable[str], resume: bool) -> None:
-        """Make the folders; refuse one that cannot be written, or that has another run in it.
-
-        What a killed run has left half done is removed.
-        """
+        """Make the folders; refuse one that cannot be written, or that has another run in it."""
         for file in self.folder.glob(f"{_FROZEN}*") if self.is_first else ():
             file.unlink(missing_ok=True)
         for title in titles:
@@ -136,10 +133,7 @@ class CheckpointFolder:
         return max(numbered(self.folder / title), default=0)
 
     def latest(self, title: str) -> int:
-        """The newest checkpoint of a job, all of which is read; a damaged one is refused.
-
-        In a run of several processes the first one looks it up for all.
-        """
+        """The newest checkpoint of a job, all of which is read; a damaged one is refused."""
         place, done = self.folder / title, self.newest(title)
         reason = damage(place / str(done), self.checksums) if done else ""
         if not reason:
@@ -157,10 +151,7 @@ class CheckpointFolder:
         )
 
     def begin(self, run: JobRun, at: int) -> str:
-        """Add a job with fresh stages, and restore its checkpoint of iteration `at`, if > 0.
-
-        Returns why no checkpoint can keep the state of the job, or "".
-        """
+        """Add a job with fresh stages, and restore its checkpoint of iteration `at`, if > 0."""
         try:
             self.jobs[run.index] = _JobState(settings_of(run), at)
             check_keeps(run)
@@ -187,19 +178,11 @@ class CheckpointFolder:
                 self._take(run, stage, done)
 
     def mark_best(self, run: JobRun, done: int, value: float, highest: bool = False) -> None:
-        """Note how good a job is after so many iterations; its lowest value is never removed.
-
-        Or its highest one. Called when all stages have been noted, in one process that has all.
-        An iteration that has no checkpoint, and a value that is no number, are passed over.
-        """
+        """Note how good a job is after so many iterations; its lowest value is never removed."""
         self._submit(run, partial(self._mark, self.folder / run.title, done, float(value), highest))
 
     def finish(self, run: JobRun) -> None:
-        """After the run: write the last iteration of a job if that is not done yet.
-
-        Some stages may have finished it before it was known to be the last. A job that has failed
-        keeps its earlier checkpoints.
-        """
+        """After the run: write the last iteration of a job if that is not done yet."""
         state = self.jobs[run.index]
         done = min(run.begin, run.end)  # other processes run tombstones to the end of a segment
         with _failing(run, 0, done - 1):

@@ -78,11 +78,7 @@ def empty(value: Tensor) -> Tensor:
 
 
 def python_settings(made: Made) -> Made:
-    """Make the numbers of a new optimizer Python's, and its tensors its own.
-
-    What the job's function gives every optimizer, such as a learning rate in a tensor, is changed
-    in place by the scheduler of each. Whatever is no optimizer is returned as it is.
-    """
+    """Make the numbers of a new optimizer Python's, and its tensors its own."""
     if isinstance(made, Optimizer):
         for group in made.param_groups:
             for key, value in group.items():
@@ -145,11 +141,7 @@ def check_kept(
     parameters: Sequence[nn.Parameter | Tensor],
     place: str,
 ) -> None:
-    """Find state that a checkpoint cannot keep before anything is trained (`NotKept`).
-
-    An optimizer of stand-ins for the parameters, of which the first and the last have gradients,
-    and its scheduler make a few steps. If they cannot, nothing is found.
-    """
+    """Find state that a checkpoint cannot keep before anything is trained (`NotKept`)."""
     rows = [  # of the others only shapes: they take no memory
         nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape), p.requires_grad)
         for p in parameters

@@ -37,10 +37,7 @@ _AGREE: Final = ("seed", "batch_size", "microbatches", "precision", "clip_norm")
 
 
 def settings_of(run: JobRun) -> dict[str, str]:
-    """All settings of a fresh job that change its bits, as text by name.
-
-    Entries of `Job.model` that are no numbers, strings or containers of these are left out.
-    """
+    """All settings of a fresh job that change its bits, as text by name."""
     rows: dict[str, Any] = {key: getattr(run.job, key) for key in _AGREE}
     model = {
         name: kept(value, None, lambda tensor: tensor) for name, value in run.job.model.items()
@@ -182,10 +179,7 @@ def restore(
     shared: Collection[int],
     place: Path,
 ) -> None:
-    """Give stages of a fresh job all that its checkpoint has, one tensor at a time.
-
-    `shared` has the addresses of tensors that earlier jobs have, too; they are only compared.
-    """
+    """Give stages of a fresh job all that its checkpoint has, one tensor at a time."""
     for stage in stages:
         state, buffers = shard(run.model, run.stages, stage.index)
         for name, target in state.items():

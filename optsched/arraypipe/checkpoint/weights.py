@@ -34,11 +34,7 @@ def keeps(value: Any) -> bool:
 
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> int:
-    """Write tensors as a file of safetensors, through to the disk; its CRC-32.
-
-    Unlike `safetensors.torch.save_file` it takes tensors that share memory (tied weights are
-    written under each of their names), and copies no more than one tensor at a time.
-    """
+    """Write tensors as a file of safetensors, through to the disk; its CRC-32."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     # wide types first, as the library writes them, so that all are aligned
@@ -78,16 +74,7 @@ class Weights:
 
 
 def open_weights(path: Path) -> Weights:
-    """Open a state dict of `torch.save`, a file of safetensors, or a folder with such files.
-
-    In a folder: ``model.safetensors.index.json`` and its shards, ``model.safetensors``,
-    ``pytorch_model.bin`` or ``model.pt``, the first of these that is there.
-
-    Raises
-    ------
-    InputError
-        There is no such file, or it cannot be read.
-    """
+    """Open a state dict of `torch.save`, a file of safetensors, or a folder with such files."""
     folder, places = path.is_dir(), None
     if folder:
         names = (INDEX, "model.safetensors", "pytorch_model.bin", "model.pt")
@@ -155,11 +142,7 @@ def _open_shards(
 
 
 def write_configs(model: nn.Module, checkpoint: Path) -> None:
-    """Write ``config.json`` of a model of transformers; of PEFT's models the adapter, merged.
-
-    The adapter's files are those of ``PeftModel.save_pretrained``, for
-    ``PeftModel.from_pretrained(base, checkpoint)``.
-    """
+    """Write ``config.json`` of a model of transformers; of PEFT's models the adapter, merged."""
     adapters: Any = getattr(model, "peft_config", None)
     if isinstance(adapters, dict):
         learned = any(getattr(row, "is_prompt_learning", False) for row in adapters.values())

@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class ProcessBackend(Backend):
-    """Runs the part of a run plan that one device has; all ranks run the same run plan.
-
-    Device d is rank d. What follows a segment the first rank decides when all have ended it.
-    """
+    """Runs the part of a run plan that one device has; all ranks run the same run plan."""
 
     links: Links
     group: Group
@@ -94,10 +91,7 @@ class ProcessBackend(Backend):
         self.now = None
 
     def _read_loss(self, segment: Segment, now: Instance, received: dict[int, Payload]) -> None:
-        """On rank 0: take the loss that comes with a last gradient, and stop the job if wanted.
-
-        On a GPU losses are read, and so travel, one iteration late (`JobRun.note_loss`).
-        """
+        """On rank 0: take the loss that comes with a last gradient, and stop the job if wanted."""
         block = segment.plan.blocks[now.operation]
         if self.device or block.kind != "B":
             return
@@ -146,10 +140,7 @@ class ProcessBackend(Backend):
 
 
 def share_lives(group: Group, runs: Sequence[JobRun]) -> list[JobRun]:
-    """Agree on how jobs stand: one that has failed or stopped on a rank has on all (collective).
-
-    Its error names the rank that has one. Returns those that a callback of some rank has stopped.
-    """
+    """Agree on how jobs stand: one that has failed or stopped on a rank has on all (collective)."""
     by_index = {run.index: run for run in runs}
     stopping = []
     for rank, row in enumerate(group.all([_life(run) for run in by_index.values()])):

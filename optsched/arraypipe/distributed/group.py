@@ -141,10 +141,7 @@ class Group:
 
 @contextmanager
 def meeting(patience: float = _PATIENCE_S) -> Iterator[Group]:
-    """All ranks before there are links, in a group of its own (collective).
-
-    `Stalled` if not all ranks have come within `patience` seconds.
-    """
+    """All ranks before there are links, in a group of its own (collective)."""
     join()
     try:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience))

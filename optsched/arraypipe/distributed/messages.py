@@ -54,10 +54,7 @@ class Label(NamedTuple):
 
 
 class Links:
-    """Links from this rank to all others of its replica; a wait may take `timeout` seconds.
-
-    Ranks count within the replica: they are the devices of the plan.
-    """
+    """Links from this rank to all others of its replica; a wait may take `timeout` seconds."""
 
     def __init__(self, timeout: float, device: torch.device, replicas: int = 1) -> None:
         self.device = device
@@ -130,10 +127,7 @@ def pack(label: Label, payload: Payload, device: torch.device) -> Tensor:
 
 
 def unpack(buffer: Tensor, device: torch.device) -> tuple[Label, int, Payload]:
-    """Label and content of a message that has arrived; its length if it comes by itself.
-
-    On the CPU the tensors are views that keep `buffer` alive; to a GPU all bytes are copied.
-    """
+    """Label and content of a message that has arrived; its length if it comes by itself."""
     raw = memoryview(buffer.numpy())  # type: ignore[arg-type]
     size = _PREFIX + int.from_bytes(raw[:_PREFIX], "little")
     label, payload, rows, longer = pickle.loads(raw[_PREFIX:size])  # of a rank of this run
@@ -150,10 +144,7 @@ def message_bytes(tensors: Sequence[Tensor], norms: int = 0) -> int:
 
 
 class Capacity:
-    """Bytes of the longest message of every boundary, from the first forward of every job.
-
-    Only sender and receiver know them.
-    """
+    """Bytes of the longest message of every boundary, from the first forward of every job."""
 
     def __init__(self) -> None:
         self.runs: dict[int, JobRun] = {}

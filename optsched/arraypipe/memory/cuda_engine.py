@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 class CudaEngine(CopyEngine):
-    """Copies between page-locked host memory and a GPU, ordered with its blocks by events.
-
-    Blocks are whatever is launched on the device's current stream.
-    """
+    """Copies between page-locked host memory and a GPU, ordered with its blocks by events."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()

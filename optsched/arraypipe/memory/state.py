@@ -65,10 +65,7 @@ class Layout:
 
 
 def layout_of(stage: JobStage, title: str) -> Layout:
-    """Lay out all that a stage trains; `title` of its job, for messages.
-
-    Optimizer state that does not exist yet is found by a step on a copy of the optimizer.
-    """
+    """Lay out all that a stage trains; `title` of its job, for messages."""
     end = [0, 0]
 
     def place(piece: int, t: Tensor) -> Place:

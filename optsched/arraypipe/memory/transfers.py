@@ -142,10 +142,7 @@ class Transfers:
             slot.graphs = 0
 
     def take(self, access: Access) -> list[int]:
-        """Have the state of an access in slots, one per piece, for blocks launched from now on.
-
-        Announced accesses before it are skipped: iterations end whole or with their job.
-        """
+        """Have the state of an access in slots, one per piece, for blocks launched from now on."""
         self._learn()
         if access.key in (known.key for known in self.known):
             while self.known[0].key != access.key:

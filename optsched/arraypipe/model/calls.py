@@ -144,10 +144,7 @@ def at_cut(hidden: Any) -> Any:
 def cut_alone(
     model: nn.Module, names: Sequence[str], seed: Callable[[int], None]
 ) -> Callable[[], None]:
-    """Have the unsplit model do at its cuts what stages do; what is returned ends that.
-
-    There `seed` is called with the number of the stage, and hidden states are as `at_cut`.
-    """
+    """Have the unsplit model do at its cuts what stages do; what is returned ends that."""
 
     def hooked(name: str, stage: int) -> Callable[[], None]:
         block = model.get_submodule(name)
@@ -227,10 +224,7 @@ def unknown(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Te
 
 @cache
 def _replacing(kind: Any, hides: bool) -> Any:
-    """A class of modules that pass for those of `kind`, and call a function in place of them.
-
-    `hides`: their tensors are not a number, those of their children too.
-    """
+    """A class of modules that pass for those of `kind`, and call a function in place of them."""
 
     def call(self: Any, *arguments: Any, **options: Any) -> Any:
         return self._stage_call(arguments, options)
@@ -286,10 +280,7 @@ def stand_in(module: nn.Module, name: str, output: Any = None, leaves: bool = Fa
 
 
 def first_block(block: nn.Module, name: str, passage: Passage) -> nn.Module:
-    """The first block of a stage: it gets what the stage before has sent, and random numbers.
-
-    It has the attributes of the block, tensors included, and calls the block itself.
-    """
+    """The first block of a stage: it gets what the stage before has sent, and random numbers."""
 
     def call(arguments: Any, options: Any) -> Any:
         given = tensors_in(first_of(block, arguments, options))

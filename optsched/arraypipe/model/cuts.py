@@ -101,11 +101,7 @@ def canonical(model: nn.Module, name: str) -> str:
 
 
 def _indexed(model: nn.Module) -> list[str]:
-    """Names of the blocks that indices count.
-
-    The children of an `nn.Sequential`, else the blocks of the largest list of modules, else the
-    children of the model.
-    """
+    """Names of the blocks that indices count."""
     sizes = {
         name: sum(p.numel() for p in module.parameters())
         for name, module in model.named_modules()
@@ -115,10 +111,7 @@ def _indexed(model: nn.Module) -> list[str]:
 
 
 def _blocks(model: nn.Module, calls: Calls, least: int) -> list[str]:
-    """Blocks at which one of `least` stages may begin, in the order of their calls.
-
-    Those that indices count, if they are enough, else the children of the model if they are more.
-    """
+    """Blocks at which one of `least` stages may begin, in the order of their calls."""
     once = [n for n in calls.order if calls.hidden[n] is not None and calls.order.count(n) == 1]
     found = [[n for n in once if n in rows] for rows in (_indexed(model), _children(model, ""))]
     return found[0] if 1 < least <= len(found[0]) else max(found, key=len)
@@ -236,10 +229,7 @@ def _recorded(model: nn.Module, inputs: Inputs, grad: bool) -> Calls:
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Count floating point operations by torch's formulas.
-
-    `FlopCounterMode` also has hooks on modules, which forbid `torch.autograd.grad` inside.
-    """
+    """Count floating point operations by torch's formulas."""
 
     total = 0
 

@@ -129,11 +129,7 @@ def buffers_at(
 
 @contextmanager
 def unchanged(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let a forward change copies of the buffers, and undo what it does to other attributes.
-
-    Attributes that were set anew, containers and tensors changed in place; not what objects of
-    other classes have inside.
-    """
+    """Let a forward change copies of the buffers, and undo what it does to other attributes."""
     holders = buffer_holders(modules)
     buffers: Any = tuple(module._buffers[name] for module, name in holders)
     before = [

@@ -116,11 +116,7 @@ def split(
 def _share_out(
     model: nn.Module, modules: Sequence[Sequence[nn.Module]], title: str
 ) -> tuple[list[NamedParameters], list[tuple[TiedCopy, ...]]]:
-    """Give every parameter to the earliest stage that uses it, and later users a copy.
-
-    What every stage owns and what it borrows, in the order of the unsplit model. The copies are put
-    into the modules, one for all places of a stage.
-    """
+    """Give every parameter to the earliest stage that uses it, and later users a copy."""
     places: dict[int, dict[int, list[tuple[nn.Module, str]]]] = {}  # id -> stage -> places
     stage_of: dict[int, int] = {}  # of modules and buffers
     for s, row in enumerate(modules):
@@ -203,11 +199,7 @@ def tied_pairs(stages: Sequence[ModelStage]) -> dict[tuple[int, int], list[str]]
 def shard(
     model: nn.Module, stages: Sequence[ModelStage], index: int
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What stage `index` holds of the unsplit model's state dict, and of buffers not in it.
-
-    A tied weight has all its names. The values are references to the tensors of the stage,
-    detached, as in `torch.nn.Module.state_dict`.
-    """
+    """What stage `index` holds of the unsplit model's state dict, and of buffers not in it."""
     originals = _originals(stages)
     owner: dict[int, int] = {}  # stage of every tensor and module
     for stage in reversed(stages):
@@ -351,10 +343,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_apart(model: nn.Module, title: str, owners: Owners, why_not: str) -> None:
-    """Refuse a model that trains a tensor of another job's, and note the owners of its tensors.
-
-    Others may be shared, as a backbone that is loaded once, unless the sentence `why_not` is given.
-    """
+    """Refuse a model that trains a tensor of another job's, and note the owners of its tensors."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         known = owners.get(id(tensor))
         reason = "and would train it in turn" if tensor.requires_grad else why_not

@@ -76,10 +76,7 @@ _FRESH_NS: Final = 10**9  # events are compared with one of this second: differe
 
 
 class GpuClock:
-    """Times of the host's monotonic clock at which events of a GPU were.
-
-    Accurate up to the time that the host needs to notice that an event is over.
-    """
+    """Times of the host's monotonic clock at which events of a GPU were."""
 
     def __init__(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
@@ -88,10 +85,7 @@ class GpuClock:
         self.origin_ns = time.perf_counter_ns()
 
     def times_ns(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> tuple[int, int]:
-        """Wait for the second of two events; when they were.
-
-        Once a second the clocks are compared, if the host had to wait.
-        """
+        """Wait for the second of two events; when they were."""
         over = ended.query()  # type: ignore[no-untyped-call]
         ended.synchronize()
         now_ns = time.perf_counter_ns()
@@ -121,10 +115,7 @@ class BlockTimes:
         self.pending.append((row, (began, ended), pauses))
 
     def read(self, pending: int = 0) -> None:
-        """Wait for all but the last few blocks; write start, end and pauses into their records.
-
-        As on a CPU, pauses count as before the start.
-        """
+        """Wait for all but the last few blocks; write start, end and pauses into their records."""
         while len(self.pending) > pending:
             row, events, pauses = self.pending.popleft()
             start_ns, end_ns = self.clock.times_ns(*events)

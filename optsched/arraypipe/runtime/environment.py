@@ -96,10 +96,7 @@ def global_state_kept() -> Iterator[None]:
 
 @contextmanager
 def on_first_interrupt(note: Callable[[], object]) -> Iterator[None]:
-    """Call `note` at the first Ctrl-C; another one, a second later, raises `KeyboardInterrupt`.
-
-    Only in the main thread, where Python takes signals, and without another handler.
-    """
+    """Call `note` at the first Ctrl-C; another one, a second later, raises `KeyboardInterrupt`."""
     before, first = signal.getsignal(signal.SIGINT), math.inf
 
     def once(number: int, frame: Any) -> None:

@@ -33,10 +33,7 @@ class NotMean(InputError):
 def factors_of(
     loss: Loss | None, weight: Weight, model: nn.Module
 ) -> Callable[[Sequence[Any]], list[float]]:
-    """Choose the factors of micro-batches with which accumulation equals the whole batch.
-
-    The result takes micro-batches: pairs (input, target), or dicts.
-    """
+    """Choose the factors of micro-batches with which accumulation equals the whole batch."""
     count = counts_of(loss, weight, model)
 
     def factors(parts: Sequence[Any]) -> list[float]:
@@ -50,11 +47,7 @@ def factors_of(
 
 
 def counts_of(loss: Loss | None, weight: Weight, model: nn.Module) -> Callable[[Any], float]:
-    """What the loss of a micro-batch is a mean over.
-
-    Targets that count for a loss that ignores some (with their class weights), 1 for
-    ``reduction="sum"``, else samples; `weight` overrides.
-    """
+    """What the loss of a micro-batch is a mean over."""
     options = _options(loss)
     if weight == "sum" or (weight is None and options.get("reduction") == "sum"):
         return _one
@@ -113,10 +106,7 @@ def _options(loss: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class Criterion:
-    """The loss of a micro-batch from the output of the last stage, times its factor.
-
-    Without `loss` it is that of the model's output.
-    """
+    """The loss of a micro-batch from the output of the last stage, times its factor."""
 
     loss: Loss | None
     target: Any
@@ -154,10 +144,7 @@ def difference(
     factors: Sequence[float],
     tensors: Sequence[Tensor],
 ) -> str:
-    """Compare loss and gradients of a batch with the sum of its micro-batches.
-
-    Returns a sentence; ``""`` if they are equal except for rounding.
-    """
+    """Compare loss and gradients of a batch with the sum of its micro-batches."""
     value, rows = _summed([whole], [1.0], tensors)
     other, sums = _summed(parts, factors, tensors)
     if math.isnan(value) and math.isnan(other):
@@ -199,10 +186,7 @@ def _norm(row: Sequence[Tensor]) -> float:
 
 
 def check_trained(value: Tensor, outputs: Sequence[Tensor], trained: Iterable[Tensor]) -> None:
-    """Refuse a loss with gradients of a tensor that no stage trains.
-
-    The graph of the loss ends at the `outputs` of the model.
-    """
+    """Refuse a loss with gradients of a tensor that no stage trains."""
     known = {id(t) for t in (*trained, *outputs)}
     pending = [value.grad_fn] if value.grad_fn is not None else []
     seen = {*pending, *(t.grad_fn for t in outputs)}

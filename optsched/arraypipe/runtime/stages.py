@@ -42,11 +42,7 @@ def fresh_stages(
     away: bool = False,
     loss: Loss | None = None,
 ) -> list[JobStage]:
-    """The stages of a model with everything that trains them.
-
-    `devices` has that of every stage; none: where the model is. `away` leaves the tensors on the
-    host for now. The last stage has the `loss`, a copy of one with parameters or buffers.
-    """
+    """The stages of a model with everything that trains them."""
     loss = loss_copy(loss, job)
     with_tensors = loss if isinstance(loss, nn.Module) else None
     stages = [

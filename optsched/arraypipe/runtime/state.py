@@ -83,10 +83,7 @@ _INTERVAL: Final = 2000  # updates until a scale grows, as in `torch.amp.GradSca
 
 @dataclass
 class LossScale:
-    """The scale of an ``"amp-fp16"`` job's losses, with the values of `torch.amp.GradScaler`.
-
-    Every stage has one; all get the same updates.
-    """
+    """The scale of an ``"amp-fp16"`` job's losses, with the values of `torch.amp.GradScaler`."""
 
     scale: float = 2.0**16
     growth_tracker: int = 0  # updates since the scale has changed

@@ -300,11 +300,7 @@ def _take_weights(stage: JobStage, names: Sequence[str], values: Sequence[Tensor
 def _gradients(
     segment: Segment, run: JobRun, stage: JobStage, received: Payloads, ends: bool
 ) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
-    """Gradients of the outputs (None on the last stage), and of tied weights of later stages.
-
-    The latter become roots of the backward: autograd adds them before the stage's uses, as it does
-    alone.
-    """
+    """Gradients of the outputs (None on the last stage), and of tied weights of later stages."""
     gradients: Any = None
     tied: list[tuple[Tensor, Tensor]] = []
     for k, payload in received.items():
