@@ -337,38 +337,6 @@ def test_another_job_is_refused(written: Path, changes: dict[str, Any], sentence
     assert files(written) == before
 
 
-def damaged(change: Any) -> Any:
-    """A change of what is in the first train file."""
-
-    def apply(place: Path) -> None:
-        path = train_files(place)[0]
-        torch.save(change(torch.load(path, weights_only=True)), path)
-
-    return apply
-
-
-def renamed(place: Path) -> None:
-    """A folder with the name of another iteration would be trained on wrongly."""
-    place.rename(place.with_name("1"))
-
-
-DAMAGE: dict[str, tuple[Any, str]] = {
-    "renamed": (renamed, "was written after iteration 2; a folder must keep its name"),
-    "format": (damaged(lambda train: {**train, "format": "x"}), "is not a checkpoint of format"),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_a_sentence(written: Path, tmp_path: Path, name: str) -> None:
-    """With the file and what is wrong with it; nobody is advised to remove work."""
-    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
-    damage, sentence = DAMAGE[name]
-    damage(tmp_path / "job0" / "2")
-    with pytest.raises(InputError, match=sentence) as error:
-        resume(tmp_path)
-    assert "remove" not in str(error.value)
-
-
 # data
 
 

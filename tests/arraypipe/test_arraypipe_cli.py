@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from program import PATIENCE, PROGRAM, Cli, start
+from program import PATIENCE, PROGRAM, Cli
 
 import optsched
 from optsched import JobArray
@@ -204,31 +203,6 @@ def test_orders_refused(shop: Cli) -> None:
     for words, sentence in (("--sizes 2;4", "sizes: "), ("--out t.py", "is the file that is")):
         assert sentence in shop.refused("arraypipe", "profile", good, *words.split())
     assert sorted(os.listdir()) == before
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_interrupted(shop: Cli) -> None:
-    """Ctrl-C: whole iterations, checkpoints from which the run goes on, exit code 0."""
-    run = (*RUN, "--checkpoint", "ck")
-    process = start(*run, "--steps", 10**6, "--out", "o")
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "  iteration" in line:
-            process.send_signal(signal.SIGINT)
-            break
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
-    assert "interrupted: jobs ended with whole iterations" in out and "Traceback" not in err
-    assert sorted(os.listdir("o")) == RESULTS
-    jobs = json.loads(Path("o/summary.json").read_text())["jobs"]
-    assert {job["status"] for job in jobs} == {"stopped"}
-    steps = 2 + max(job["iterations"] for job in jobs)
-    more = shop(*run, "--steps", steps, "--resume", "--quiet", "--out", "p")
-    assert more.code == 0, more.err
-    resumed = json.loads(Path("p/summary.json").read_text())["jobs"]
-    for before, after in zip(jobs, resumed, strict=True):
-        assert before["iterations"] + after["iterations"] == steps
 
 
 @pytest.mark.slow
