@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import runs
 import test_arraypipe_losses as loss_tests
 from arraypipe_models import adamw, data, loss, sgd
-from process_refusals import absent, refused, sentences  # noqa: F401
+from process_refusals import refused, sentences  # noqa: F401
 from process_rows import (
     CHECKPOINTED,
     CUTS,

@@ -13,14 +13,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import runs
 from arraypipe_models import data, loss, sgd
-from process_rows import CUTS, PROCESSES, Row, build_model, trainer
+from process_rows import CUTS, PROCESSES, build_model
 from pytest import MonkeyPatch
 from runs import array_trainer
 from torch import nn
 
 from optsched.arraypipe import Job, random_schedule
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder
-from optsched.arraypipe.distributed.group import Stalled
 from optsched.arraypipe.runtime.worker import Worker
 
 
@@ -93,15 +92,3 @@ def refused(ranks: int) -> dict[str, list[str]]:
                 patch.setattr(owner, "finish", raises(OSError("no space left")))
             found[name] = sentences(ranks, train)
     return found
-
-
-def absent(ranks: int) -> str:
-    """Rank 1 has raised before it came to us: the others do not wait for ever, and say so."""
-    said, order = "nothing", random_schedule([1], 4, place=[0, 1, 0, 1])
-    if not dist.get_rank():
-        try:
-            runs.run(trainer([Row(0)]), order, 1, backend="process", timeout=0.5)
-        except Stalled as error:
-            said = str(error)
-    dist.barrier()
-    return said

@@ -557,22 +557,3 @@ def test_damage_is_found(
         assert "iteration 2 is complete: remove the newer folders" in str(error)
         shutil.rmtree(place / "job0" / "3")
         assert folder.latest("job0") == 2
-
-
-def test_the_one_before_is_gone_on_from_when_the_damaged_one_is_removed(
-    three: Path, tmp_path: Path
-) -> None:
-    """To the bits of a run without a break; with none that is whole, the sentence says so."""
-    shutil.copytree(three, tmp_path, dirs_exist_ok=True)
-    place = tmp_path / "job0"
-    min((place / "3").glob("model-*")).write_bytes(b"half")
-    with pytest.raises(InputError, match=r"job0/3: model-00001.*; iteration 2 is complete"):
-        train(tmp_path)
-    with pytest.raises(InputError, match="already has checkpoints"):
-        train(tmp_path, resume=False)
-    shutil.rmtree(place / "3")
-    assert same(train(tmp_path).trained[0], 0, STEPS, start=2)
-    for done in numbered(place):
-        train_files(place / str(done))[0].write_bytes(b"half")
-    with pytest.raises(InputError, match=r"job0/5: train-0.* cannot be read .* no older checkpoi"):
-        train(tmp_path, 9)

@@ -65,8 +65,6 @@ CASES: dict[str, tuple[int, str, list[Any], Any]] = {
         "said": "rank 1: job job1, stage 3, iteration 2", "at_once": True, "differences": []}),
     "a rank that sleeps": (2, "sleeps", [], [
         "in cycle 2 before", "PeerLost: rank 0: no message from rank 1"]),
-    "a rank that never comes": (2, "absent", [],
-        "not all of the 2 ranks have come to this run within 0.5 s"),
     # two stages on two ranks each, against DistributedDataParallel
     "replicas": (4, "replicated", [], []),
     "replicas end": (4, "replicas_end", [], {
