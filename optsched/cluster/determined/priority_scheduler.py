@@ -162,9 +162,12 @@ def in_order(tasks: Tasks) -> IntArray:
             return first < second
         return first > 0 or (second <= 0 and i < j)
 
+    def order(i: int, j: int) -> int:
+        return -1 if is_before(i, j) else 1
+
     found = list(range(len(level)))
     if len(found) <= 12:
         found = go_sorted(found, lambda found, i: is_before(found[i], found[i - 1]))
     else:
-        found = sorted(found, key=cmp_to_key(lambda i, j: -1 if is_before(i, j) else 1))
+        found = sorted(found, key=cmp_to_key(order))
     return np.array(found, np.int64)
