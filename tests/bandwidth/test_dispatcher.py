@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations
+from typing import TYPE_CHECKING
 
 import pytest
 from oracles.best_gpus import Tables, all_subsets, policy_of, sizes_of
@@ -18,6 +20,9 @@ from optsched.bandwidth.topology.cluster import Cluster, Host
 from optsched.bandwidth.topology.policy import Policy
 from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import Infeasible, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def state_of(cluster: Cluster, free: float, seed: int, tenants: bool) -> ClusterState:
@@ -154,8 +159,19 @@ def test_one_host_of_many() -> None:
         fast.scores(state.fail("n1"), 8)
 
 
+def domains_used(cluster: Cluster, level: str | None, hosts: Iterable[int]) -> int:
+    """Number of domains of a level; 0 without one."""
+    if level is None:
+        return 0
+    domains = cluster.domains(cluster.level(level)).values()
+    return sum(not {*some}.isdisjoint(hosts) for some in domains)
+
+
 def test_verbs_against_all_subsets() -> None:
-    """Scores, the best choices and what-if of random small cases, with tables and beyond."""
+    """Scores, the best choices and what-if of random small cases, with tables and beyond.
+
+    Fewer domains of a preferred level come before bandwidth in all of them.
+    """
     done = 0
     for seed in range(150):
         rng = random.Random(seed)
@@ -163,14 +179,17 @@ def test_verbs_against_all_subsets() -> None:
         cluster, known = model.cluster, model.known
         state = some_state(rng, cluster)
         policy = policy_of(rng, cluster)
+        level = rng.choice([None, None, "block", "rack", "host"])
+        policy = replace(policy, preferred=level)
         k, n = rng.randint(1, len(state.free)), rng.randint(1, 6)
-        best_of: dict[tuple[int, ...], int] = {}
-        host: dict[int, int] = {}
+        best_of: dict[tuple[int, ...], tuple[int, int]] = {}  # minus domains, then bandwidth
+        host: dict[int, tuple[int, int]] = {}
         wanted = demands(model, state, "heavy")
         for value, gpus in all_subsets(state, known, wanted, k, policy):
             of = tuple(cluster.host_of[list(gpus)].tolist())
-            best_of[of] = max(value, best_of.get(of, -1))
-            host |= {h: max(value, host.get(h, -1)) for h in of}
+            worth = -domains_used(cluster, level, of), value
+            best_of[of] = max(worth, best_of.get(of, worth))
+            host |= {h: max(worth, host.get(h, worth)) for h in of}
         top = sorted(best_of.values(), reverse=True)[:n]
         for large in (False, True):
             fast = Dispatcher(cluster, model, policy=policy, traffic="heavy")
@@ -183,23 +202,27 @@ def test_verbs_against_all_subsets() -> None:
                     fast.best(state, k, n)
                 continue
             found, scores = fast.best(state, k, n), fast.scores(state, k, packing=0)
-            part = {h: min(99, 100 * v // top[0]) if top[0] else 99 for h, v in host.items()}
+            best = top[0][1]
+            part = {h: min(99, 100 * v // best) if best else 99 for h, (_, v) in host.items()}
             full = {h: 100 if host[h] == top[0] else part[h] for h in sorted(host)}
             expected = {cluster.hosts[h].name: score for h, score in full.items()}
-            values = [one.value for one in found]
+            values = [
+                (-domains_used(cluster, level, cluster.host_of[list(one.gpus)]), one.value)
+                for one in found
+            ]
             assert (values, scores) == (top, expected), seed
             assert len({tuple(cluster.host_of[list(one.gpus)]) for one in found}) == len(found)
             assert values == sorted(values, reverse=True) and values[0] == top[0], seed
             assert all(scores[name] <= expected.get(name, 0) for name in scores)
             for one in found:
-                assert best_of[tuple(cluster.host_of[list(one.gpus)])] >= one.value
+                assert best_of[tuple(cluster.host_of[list(one.gpus)])][1] >= one.value
                 assert share(model, state, one.gpus, wanted).value == one.value
                 assert not policy.fault(state, one.gpus)
             done += large
         gpus = tuple(sorted(rng.sample(state.free, k)))
         what = fast.what_if(state, gpus)
         assert what.share == share(model, state, gpus, wanted)
-        assert what.best == (top[0] if top else None)
+        assert what.best == (top[0][1] if top else None)
         assert bool(what.fault) == bool(policy.fault(state, gpus))
         around = [*state.jobs, Job("new", gpus)]
         own = known(gpus) or 0

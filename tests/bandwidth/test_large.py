@@ -212,22 +212,67 @@ def test_time_and_rounds_only_improve() -> None:
             assert share(model, state, quick.gpus, wanted).value == quick.value
 
 
-def test_one_preferred_domain_comes_before_bandwidth() -> None:
-    """One domain where one suffices, else as without preference; scores know both."""
-    cluster = two_levels(64)
+def fewest(room: np.ndarray, of: np.ndarray, k: int) -> int:
+    """Number of the domains with most room that hold k GPUs."""
+    return int(np.searchsorted(np.cumsum(-np.sort(-np.bincount(of, room))), k)) + 1
+
+
+@pytest.mark.parametrize("level", ["leaf", "host", "spine"])
+def test_preferred_domains_come_before_bandwidth(level: str) -> None:
+    """One domain where one suffices, else the fewest, in every answer; the bound holds."""
+    for cluster in (two_levels(64), two_levels(256)):
+        state, model = scattered(cluster, 1), BottleneckBandwidth(cluster)
+        fast = Dispatcher(cluster, model, policy=Policy(preferred=level))
+        numbers = {name: i for i, name in enumerate(cluster.network_levels.names)}
+        of = np.arange(cluster.n_hosts)
+        of = of if level == "host" else cluster.network_levels.domain[numbers[level]]
+        for k in (4, 64, 100, 260):
+            least = fewest(state.room, of, k)
+            found, several = fast.answer(state, k), fast.best(state, k, 3)
+            gang = fast.gang(state, {"a": k})["a"]
+            for one in (found, gang, several[0], fast.answer(state, k, 1e-6)):
+                used = np.unique(of[cluster.host_of[list(one.gpus)]])
+                assert len(used) == least, (k, least)
+                assert one.value <= found.upper_bound
+            scores = fast.scores(state, k, 1.0, packing=0)
+            used = cluster.counts(found.gpus) > 0
+            assert {scores[cluster.hosts[h].name] for h in np.flatnonzero(used)} == {100}
+            assert len(scores) == (state.room > 0).sum()
+
+
+def test_two_preferred_domains_where_three_are_faster() -> None:
+    """64 GPUs of no leaf take two leaves, next to a job, though three would have more."""
+    kind = synthetic.cluster("nvswitch", 1).types[0]
+    hosts = tuple(Host(f"n{i}", kind.name, (f"l{i // 6}",)) for i in range(24))
+    cluster = Cluster(hosts, (kind,), ("leaf",), factors={"leaf": 1.0, "cluster": 1.0})
     model = BottleneckBandwidth(cluster)
-    state = scattered(cluster, 1)
-    fast = Dispatcher(cluster, model, policy=Policy(preferred="leaf"))
-    leaf = np.array([int(host.domains[1][1:]) for host in cluster.hosts])
-    most = int(np.bincount(leaf, state.room).max())
-    for k in (4, most, most + 1):
-        found = fast.answer(state, k)
-        used = {*leaf[cluster.host_of[list(found.gpus)]].tolist()}
-        assert (len(used) == 1) == (k <= most)
-        scores = fast.scores(state, k, packing=0)
-        assert max(scores.values()) == 100 and len(scores) == (state.room > 0).sum()
-    free = Dispatcher(cluster, model).answer(state, most + 1)
-    assert fast.answer(state, most + 1) == free
+    busy = [8 * h + i for h in range(24) for i in range(4) if h % 2]
+    state = ClusterState.idle(cluster).take(busy, "a")
+    domains = []
+    for policy in (Policy(preferred="leaf"), Policy()):
+        fast = Dispatcher(cluster, model, policy=policy, traffic="heavy")
+        for one in (fast.answer(state, 64), fast.gang(state, {"b": 64})["b"]):
+            domains.append((len({*(cluster.host_of[list(one.gpus)] // 6).tolist()}), one.value))
+    assert domains[0] == domains[1] and domains[0][0] == 2 < domains[2][0]
+    assert domains[0][1] < domains[2][1]
+    explained = Dispatcher(
+        cluster, model, policy=Policy(preferred="leaf"), traffic="heavy"
+    ).explain(state, 64)
+    assert "leaf: 2 of 4" in explained
+
+
+def test_preferred_hosts_where_few_choices_exist() -> None:
+    """Two hosts beside a job, though three have more bandwidth."""
+    kind = HostType("h", 4, nics=4, nic_rate=50.0, intra=IntraTable(4, [0, 0] + [200_000_000] * 3))
+    cluster = Cluster.uniform(kind, 3)
+    jobs = {"a": "n01:1 n02:1", "b": "n02:0,2", "c": "n01:3"}
+    state = ClusterState.parse(cluster, free="n01:0,2 n02:3 n03", jobs=jobs)
+    model = BottleneckBandwidth(cluster)
+    policy = Policy(preferred="host", balance="free", max_per_host=4, min_hosts=2)
+    for bounds in policy.tiers(state, 6):
+        found = LargeSearch(model).choose(state, 6, [200_000_000, 0, 0], policy, bounds=bounds)
+        assert found is not None and cluster.written(found.gpus) == "n01:0,2 n03:0-3"
+        break
 
 
 RULES = (

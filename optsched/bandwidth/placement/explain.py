@@ -90,6 +90,14 @@ def _rule(choice: DispatchChoice) -> Iterator[str]:
     if not others:
         yield "decided by: no other numbers of GPUs on hosts were found"
         return
+    domains = [problem.policy.domains(problem.cluster, gpus)
+               for gpus in (choice.gpus, others[0].gpus)]  # fmt: skip
+    if domains[0] < domains[1]:
+        yield (
+            f"decided by: preferred, {domains[0]} of {problem.policy.preferred} "
+            f"(the next best has {domains[1]} and {shown(others[0].value)})"
+        )
+        return
     if others[0].value < choice.bandwidth:
         yield f"decided by: bandwidth (the next best has {shown(others[0].value)})"
         return

@@ -93,9 +93,9 @@ def best_by_counts(
         Most steps of the search, some tens of nanoseconds each.
     """
     rules, jobs = policy or Policy(), jobs_of(state, demands)
-    for tier in rules.tiers(tables.cluster):
-        search = CountSearch(tables, tier, ties=ties)
-        found, complete = search.choose(tier.usable(state), jobs, k, nodes, leaves)
+    search, here = CountSearch(tables, rules, ties=ties), rules.usable(state)
+    for bounds in rules.tiers(state, k):
+        found, complete = search.choose(here, jobs, k, nodes, leaves, bounds)
         if found is not None or not complete:
             return found
     return None
@@ -140,10 +140,10 @@ class CountSearch:
         *,
         whole: Bools | None = None,
     ) -> tuple[Answer | None, bool]:
-        """The best choice, and whether the search was complete; a preferred level is ignored.
+        """The best choice, and whether the search was complete.
 
         `here` is what `Policy.usable` leaves, `whole` the hosts that were whole before rails left
-        some of their GPUs; `bounds` come in addition to the policy's.
+        some of their GPUs; `bounds` come in addition to the policy's, see `Policy.tiers`.
         """
         if here.cluster.rails and not self._single_rail:
             return self._choose_on_rails(here, jobs, k, nodes, leaves, bounds)
@@ -158,9 +158,10 @@ class CountSearch:
         if whole is not None:
             places = places.copy()
             places["whole"] = whole[places["host"]]
+        domains = ANY if bounds is None else bounds.domains
         steps = MOST_NODES if nodes is None else nodes
         most = NO_LIMIT if leaves is None else leaves
-        space.request[0] = (k, n_jobs, steps, most, *self._rules)
+        space.request[0] = (k, n_jobs, steps, most, domains, *self._rules)
         found = self._answer(space, places, here, jobs)
         self._spaces.append(space)
         return found
@@ -231,10 +232,13 @@ class CountSearch:
         """The fields of the kernel's request that are the same for all requests."""
         cluster, policy, levels = self.cluster, self.policy, len(self.cluster.levels)
         top = levels if policy.required is None else levels - 1 - cluster.level(policy.required)
+        preferred = -1
+        if policy.preferred is not None:
+            preferred = levels - 1 - cluster.level(policy.preferred)
         most_hosts = ANY if policy.max_hosts is None else policy.max_hosts
         return (
             policy.most_difference, policy.min_hosts, most_hosts, int(policy.same_type),
-            int(ties), top, cluster.n_hosts + 1,
+            int(ties), top, preferred, cluster.n_hosts + 1,
         )  # fmt: skip
 
 

@@ -19,19 +19,22 @@ from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
 from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 
 REQUEST: Final = record(
-    "k n_jobs nodes leaves balance min_hosts max_hosts same_type ties top used_host"
+    "k n_jobs nodes leaves domains "
+    "balance min_hosts max_hosts same_type ties top preferred used_host"
 )
 """A request. `balance`: most difference of counts on used hosts. `ties`: 0 if any best choice will
 do. `leaves`: most count vectors to evaluate in a pass. `nodes`: most levels to enter in both
-passes. `top`: highest lowest common level allowed, -1: one host. `used_host`: what a used host adds
-to the spread; one that was whole adds 1 more."""
+passes. `top`: highest lowest common level allowed, -1: one host. `domains`: most of the level
+`preferred`. `used_host`: what a used host adds to the spread; one that was whole adds 1 more."""
 
 PLACE: Final = record("host least most gap level whole")
 """A host in the order of domains: bounds on its count; what the domains that it
 does not share with the host before it add to the spread, the lowest level that both share, and
 whether it was whole before rails left some of its GPUs."""
 
-NODE: Final = record("state left within hosts least most type count next spread gap level far")
+NODE: Final = record(
+    "state left within hosts least most type count next spread gap level far domains"
+)
 """A level of the search: the counts of the hosts before it are chosen. `left`: GPUs still to be
 chosen. `count`: of the host before this level; `next`: to be tried on its host. `level`: lowest
 common level of the hosts used; `gap`, `far`: added spread, and level, since the last used host."""
@@ -223,7 +226,7 @@ def _begin(t, request, jobs, nodes, tenants):  # type: ignore[no-untyped-def]
     node, stride = nodes[0], t.size[0].hosts + 1
     node.state, node.left, node.within, node.hosts = 0, request[0].k, NO_LIMIT, 0
     node.least, node.most, node.type, node.count, node.next = NO_LIMIT, 0, -1, 0, 0
-    node.spread, node.gap, node.level, node.far = 0, 0, -1, -1
+    node.spread, node.gap, node.level, node.far, node.domains = 0, 0, -1, -1, 0
     for j in range(request[0].n_jobs):
         joint = tenants[j]
         joint.state, joint.within, joint.touched, joint.ahead = 0, NO_LIMIT, 0, 0
@@ -258,25 +261,25 @@ def _descend(t, request, places, masks, jobs, nodes, tenants, at, count):  # typ
         hosts = node.hosts + 1
         if hosts > r.max_hosts:
             return 0
-        level = node.level
+        level, domains = node.level, 1
         if hosts > 1:
-            level = max(level, far)
+            level, domains = max(level, far), node.domains + (1 if far > r.preferred else 0)
             if level > r.top or (r.same_type == 1 and h.kind != node.type):
                 return 0
         least, most = min(node.least, count), max(node.most, count)
-        if most - least > r.balance:
+        if most - least > r.balance or domains > r.domains:
             return 0
         best = t.values[h.best + free * (h.gpus + 1) + count]
         to.state, to.left = t.step[node.state * width + count], node.left - count
         to.within, to.hosts, to.least, to.most = min(node.within, best), hosts, least, most
-        to.type, to.level = h.kind, level
+        to.type, to.level, to.domains = h.kind, level, domains
         every = (1 << h.gpus) - 1 if h.by_mask == 1 else h.gpus
         to.spread = node.spread + gap + r.used_host + (1 if free == every else place.whole)
         to.gap, to.far = 0, -1
     else:
         to.state, to.left, to.within, to.hosts = node.state, node.left, node.within, node.hosts
         to.least, to.most, to.type, to.level = node.least, node.most, node.type, node.level
-        to.spread, to.gap, to.far = node.spread, gap, far
+        to.domains, to.spread, to.gap, to.far = node.domains, node.spread, gap, far
     to.count = count
     for j in range(r.n_jobs):
         a, b = tenants[at * r.n_jobs + j], tenants[(at + 1) * r.n_jobs + j]

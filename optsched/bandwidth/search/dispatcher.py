@@ -90,13 +90,11 @@ class Dispatcher:
             )
         self._known: tuple[ClusterState, IntArray] | None = None
         self._alone: dict[tuple[int, ...], int] = {}
-        self._is_warm, self._tiers = False, self.policy.tiers(cluster)
+        self._is_warm = False
         if tables is None:
             return
-        self._searches = [
-            (CountSearch(tables, rules, ties=True), CountSearch(tables, rules))
-            for rules in self._tiers
-        ]
+        self._search = CountSearch(tables, self.policy, ties=True)
+        self._quick = CountSearch(tables, self.policy)
 
     def choose(
         self, state: ClusterState, k: int, deadline: float | None = None
@@ -145,13 +143,13 @@ class Dispatcher:
         every = Bounds.free(self.cluster.n_hosts)
         if self._tables is None and not self.cluster.rails:
             return self._best_of_large(state, k, n, until)
-        one, level = self._first(state, k, _part(until, 2), every)
-        heap = [(level, -one.value, order_of(state, one.gpus), one.gpus, one, every)]
+        one, domains = self._first(state, k, _part(until, 2), every)
+        heap = [(domains, -one.value, order_of(state, one.gpus), one.gpus, one, every)]
         found: dict[bytes, tuple[int, Answer]] = {}
         while heap and len(found) < n and (until is None or time.monotonic() < until or not found):
-            level, *_, one, bounds = heappop(heap)
+            domains, *_, one, bounds = heappop(heap)
             counts = self.cluster.counts(one.gpus)
-            found.setdefault(counts.tobytes(), (level, one))
+            found.setdefault(counts.tobytes(), (domains, one))
             used = np.flatnonzero(counts).tolist()
             least = bounds.least.copy()
             for i, h in enumerate(used if len(found) < n else ()):
@@ -162,9 +160,9 @@ class Dispatcher:
                 part = _part(until, (n - len(found)) * len(used) - i)
                 child = Bounds(least.copy(), most)
                 if (other := self._find(state, k, part, child)) is not None:
-                    one, level = other
+                    one, domains = other
                     order = order_of(state, one.gpus)
-                    heappush(heap, (level, -one.value, order, one.gpus, one, child))
+                    heappush(heap, (domains, -one.value, order, one.gpus, one, child))
                 least[h] = counts[h]
         ranked = sorted(found.values(), key=lambda one: (one[0], -one[1].value))
         return [self._with_assumptions(one) for _, one in ranked]
@@ -227,7 +225,7 @@ class Dispatcher:
         """Of every host the best bandwidth with it, as a share of the best of all."""
         here, host_of, least = self.policy.usable(state), self.cluster.host_of, (-ANY, 0)
         roles = {h: self._role(here, h) for h in np.flatnonzero(here.masks).tolist()}
-        value: dict[object, tuple[int, int]] = {}  # of a role: minus the tier, then the bandwidth
+        value: dict[object, tuple[int, int]] = {}  # of a role: minus domains, then bandwidth
 
         def keep(found: tuple[Answer, int]) -> tuple[int, int]:
             one = -found[1], found[0].value
@@ -248,7 +246,7 @@ class Dispatcher:
             bounds = Bounds.free(self.cluster.n_hosts, h)
             if (found := self._find(state, k, left, bounds, ties=False)) is not None:
                 keep(found)
-        most = {True: 1.0, False: 0.99}  # outside a preferred domain it is not a best choice
+        most = {True: 1.0, False: 0.99}  # on more preferred domains it is not a best choice
         part = {
             role: 1.0 if one == best else min(most[one[0] == best[0]], one[1] / max(1, best[1]))
             for role, one in value.items()
@@ -261,9 +259,11 @@ class Dispatcher:
         """The best choices that the search beyond tables finds."""
         assert self._large is not None
         found: dict[bytes, Answer] = {}
-        for rules in self._tiers:
-            for one in self._large.best(state, k, n, self.demands(state), rules, until):
+        for tier in self.policy.tiers(state, k):
+            for one in self._large.best(state, k, n, self.demands(state), self.policy, until, tier):
                 found.setdefault(self.cluster.counts(one.gpus).tobytes(), one)
+            if len(found) >= n or (found and until is not None and time.monotonic() > until):
+                break
         some = [*found.values()][:n] or [self._first(state, k, until)[0]]
         return [self._with_assumptions(one) for one in some]
 
@@ -272,13 +272,21 @@ class Dispatcher:
     ) -> dict[int, float]:
         """The same by what the search beyond tables finds."""
         assert self._large is not None
-        value: dict[int, int] = {}
-        for tier, rules in enumerate(self._tiers):
-            found = self._large.by_host(state, k, self.demands(state), rules, until)
-            value = {h: one - tier * MOST for h, one in found.items()} | value
-        best = max(value.values()) if value else self._first(state, k, until)[0].value
+        value: dict[int, tuple[int, int]] = {}  # minus domains, then bandwidth
+        able = np.flatnonzero(self.policy.usable(state).room).tolist()
+        for tier in self.policy.tiers(state, k):
+            if tier and value and tier.domains > 1 - max(value.values())[0]:
+                tier = tier._replace(domains=ANY)  # one more lets nearly every host be used
+            found = self._large.by_host(state, k, self.demands(state), self.policy, until, tier)
+            domains = ANY if tier is None else tier.domains
+            value = {h: (-domains, one) for h, one in found.items()} | value
+            if tier and value and until is not None and time.monotonic() > until:
+                value = dict.fromkeys(able, (-ANY, 0)) | value
+            if len(value) == len(able) or domains == ANY:
+                break
+        best = max(value.values()) if value else (0, self._first(state, k, until)[0].value)
         return {
-            h: 1.0 if one == best else min(0.99, one % MOST / max(1, best % MOST))
+            h: 1.0 if one == best else min(0.99, one[1] / max(1, best[1]))
             for h, one in value.items()
         }
 
@@ -328,7 +336,7 @@ class Dispatcher:
             return k, None
         seconds = number("deadline", deadline, above=True, what="seconds")
         if self._tables is not None and not self._is_warm:  # the kernel may have to be compiled
-            self._searches[0][0].choose(state, self._jobs(state), k, 1)
+            self._search.choose(state, self._jobs(state), k, 1)
             self._is_warm = True
         return k, time.monotonic() + min(seconds, _MOST_SECONDS)
 
@@ -362,19 +370,20 @@ class Dispatcher:
         *,
         ties: bool = True,
     ) -> tuple[Answer, int] | None:
-        """The best choice by tables, or beyond them; and the number of its tier of the policy."""
-        for tier, rules in enumerate(self._tiers):
+        """The best choice by tables, or beyond them; and its limit on preferred domains."""
+        here = self.policy.usable(state)
+        for tier in self.policy.tiers(state, k, bounds):
             found, is_proved = None, False
             if self._tables is not None:
-                here, jobs, nodes = rules.usable(state), self._jobs(state), None
+                jobs, nodes = self._jobs(state), None
                 if until is not None:
                     nodes = self._nodes(until, len(jobs) // (self.cluster.n_hosts + 1))
-                search = self._searches[tier][not ties]
-                found, is_proved = search.choose(here, jobs, k, nodes, None, bounds)
+                search = self._search if ties else self._quick
+                found, is_proved = search.choose(here, jobs, k, nodes, None, tier)
             if not is_proved:
-                found = self._beyond(state, k, found, until, bounds, rules)
+                found = self._beyond(here, k, found, until, tier)
             if found is not None:
-                return found, tier
+                return found, ANY if tier is None else tier.domains
         return None
 
     def _role(self, state: ClusterState, h: int) -> tuple[object, ...]:
@@ -392,18 +401,16 @@ class Dispatcher:
 
     def _beyond(
         self,
-        state: ClusterState,
+        here: ClusterState,
         k: int,
         found: Answer | None,
         until: float | None,
         bounds: Bounds | None,
-        rules: Policy,
     ) -> Answer | None:
         """The better of what is found and of a search that goes on to the deadline."""
         other = None
         if self._large is not None:
-            here = rules.usable(state)
-            other = self._large.choose(here, k, self.demands(here), rules, until, bounds)
+            other = self._large.choose(here, k, self.demands(here), self.policy, until, bounds)
         if found is None or (other is not None and other.value > found.value):
             return other
         return found._replace(upper_bound=MOST if other is None else other.upper_bound)

@@ -9,6 +9,7 @@ from itertools import combinations, permutations, product
 from typing import TYPE_CHECKING, Final, Protocol
 
 from optsched.bandwidth.models.contention import share
+from optsched.bandwidth.topology.rates import MOST
 from optsched.errors import Infeasible, InputError
 from optsched.io.values import format_value, integer, number
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth.models.model import BandwidthModel
     from optsched.bandwidth.search.by_counts import Answer
+    from optsched.bandwidth.topology.policy import Policy
     from optsched.bandwidth.topology.state import ClusterState
 
     Answers = dict[str, Answer]
@@ -30,6 +32,7 @@ class Chooser(Protocol):
     """The part of a `Dispatcher` that a gang needs."""
 
     model: BandwidthModel
+    policy: Policy
 
     def answer(self, state: ClusterState, k: int, deadline: float | None = None) -> Answer:
         """The best choice for one request."""
@@ -44,7 +47,7 @@ def choose_gang(
     requests: Mapping[str, int],
     deadline: float | None = None,
 ) -> Answers:
-    """Choose GPUs for several requests; the sum of bandwidths counts.
+    """Choose GPUs for several requests; the sum of bandwidths counts, behind preferred domains.
 
     They are placed one after the other in several orders. Then single requests are placed again,
     also on hosts that no other request uses, or without one of theirs, until the sum stops rising.
@@ -75,23 +78,20 @@ def choose_gang(
         if best and gang.is_late:
             break
         try:
-            best = max(best, gang.placed({}, order, apart=apart), key=_worth)
+            best = max(best, gang.placed({}, order, apart=apart), key=gang.worth)
         except Infeasible as error:
             reason = error
     if not best:
         raise Infeasible(f"gang: {reason}")
     best = gang.improved(best)
-    uppers: dict[int, int] = {}  # by number of GPUs, without the other requests
-    for k in dict.fromkeys(requests.values()):
-        uppers[k] = dispatcher.answer(state, k, gang.time_for(4)).upper_bound
-    return {
-        name: best[name]._replace(upper_bound=max(best[name].value, uppers[k]))
-        for name, k in requests.items()
-    }
-
-
-def _worth(answers: Answers) -> int:
-    return sum(one.value for one in answers.values()) if answers else -1
+    alone = {k: dispatcher.answer(state, k, gang.time_for(4)) for k in {*requests.values()}}
+    found = {}
+    for name, k in requests.items():
+        one, upper = best[name], alone[k].upper_bound
+        if gang.domains(one) > gang.domains(alone[k]):  # of which the other's bound says nothing
+            upper = MOST
+        found[name] = one._replace(upper_bound=max(one.value, upper))
+    return found
 
 
 class _Gang:
@@ -113,6 +113,15 @@ class _Gang:
     def is_late(self) -> bool:
         """Whether the deadline has passed."""
         return self.until is not None and time.monotonic() > self.until
+
+    def domains(self, answer: Answer) -> int:
+        """Number of preferred domains of an answer."""
+        return self.dispatcher.policy.domains(self.state.cluster, answer.gpus)
+
+    def worth(self, answers: Answers) -> tuple[bool, int, int]:
+        """Order of placements: few preferred domains, then the sum of bandwidths."""
+        domains = sum(self.domains(one) for one in answers.values())
+        return bool(answers), -domains, sum(one.value for one in answers.values())
 
     def time_for(self, n: int) -> float | None:
         """Seconds for one of n more searches."""
@@ -170,8 +179,8 @@ class _Gang:
                     self.placed(kept, order, barred=host)
                     for host in self.hosts_of([best[order[0]]])[:MOST_BARRED]
                 ]
-                better = max(found, key=_worth)
-                if _worth(better) > _worth(best):
+                better = max(found, key=self.worth)
+                if self.worth(better) > self.worth(best):
                     best, todo = better, deque(groups)
         return best
 

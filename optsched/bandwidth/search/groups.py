@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations, islice
 from math import comb
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from optsched.bandwidth.search.cells import CELL, Part
 from optsched.bandwidth.topology.levels import WHOLE
+from optsched.bandwidth.topology.policy import ANY
 from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 MOST_THRESHOLDS: Final = 24
 """On the bandwidth of S, and on that of joint allocations."""
+
+MOST_GROUPS: Final = 64
+"""Sets of domains of a preferred level that are tried at every level above it."""
 
 MOST_EVERY: Final = 2_000
 """Count vectors up to which all are listed."""
@@ -132,6 +137,45 @@ def domains_of(q: Request, levels: Levels, policy: Policy) -> list[Domain]:
                 if not (q.least[~inside] > 0).any():
                     found.append(Domain(one, top, inside))
     return found
+
+
+def preferred_domains(
+    all_domains: list[Domain], levels: Levels, policy: Policy, most: int
+) -> tuple[list[Domain], bool]:
+    """Parts of domains with so many domains of the preferred level; whether these are all."""
+    if policy.preferred is None or most == ANY:
+        return all_domains, True
+    if policy.preferred == "host":
+        limited = [one.q._replace(max_hosts=min(most, one.q.max_hosts)) for one in all_domains]
+        return [one._replace(q=q) for one, q in zip(all_domains, limited, strict=True)], True
+    level = levels.names.index(policy.preferred)
+    found = [_grouped(one, level, most) for one in all_domains]
+    return [part for some, _ in found for part in some], all(is_all for _, is_all in found)
+
+
+def _grouped(domain: Domain, level: int, n: int) -> tuple[list[Domain], bool]:
+    """Parts of n domains of a level; of many those near each other and with most room."""
+    (q, top, inside), sets, is_all = domain, dict[tuple[int, ...], None](), True
+    for upper in range(level + 1, top + 1):
+        names = np.unique(q.domain[upper, inside])
+        for d in names:
+            hosts = inside & (q.domain[upper] == d)
+            free, forced = (np.bincount(q.domain[level], of * hosts) for of in (q.free, q.least))
+            order = np.lexsort((-free, forced == 0))[: np.count_nonzero(free)].tolist()
+            size = min(n, len(order))
+            some: Any = combinations(order, size)
+            if not (is_all := comb(len(order), size) <= MOST_GROUPS):
+                some = ((*order[: size - 1], last) for last in order[size - 1 :])
+            sets |= dict.fromkeys(islice(some, max(1, MOST_GROUPS // len(names))))
+    found = []
+    for one in sets:
+        hosts = inside & np.isin(q.domain[level], one)
+        room = q.free[hosts]
+        enough = room.sum() >= q.k and np.count_nonzero(room) >= q.min_hosts
+        if enough and not (q.least[~hosts] > 0).any():
+            same = [len(np.unique(of[hosts])) == 1 for of in q.domain[: top + 1]]
+            found.append(Domain(q, same.index(True), hosts))
+    return found, is_all
 
 
 def _needed(free: Numbers, k: int) -> int:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.bandwidth.search.by_counts import Answer, Bools
-from optsched.bandwidth.search.groups import domains_of
+from optsched.bandwidth.search.groups import domains_of, preferred_domains
 from optsched.bandwidth.search.order import order_of
 from optsched.bandwidth.search.rails import on_rails
 from optsched.bandwidth.search.request import HostTables, request_of
 from optsched.bandwidth.search.request_search import Choice, RequestSearch
-from optsched.bandwidth.topology.policy import Bounds, Policy
+from optsched.bandwidth.topology.policy import ANY, Bounds, Policy
 from optsched.bandwidth.topology.rates import MOST
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class LargeSearch:
         """The best choice found; None if none obeys the policy or all patterns are unmeasured.
 
         `demands` are kB/s by job; `deadline` is a reading of `time.monotonic`: a first choice is
-        always made. `bounds` come in addition to the policy's; a preferred level is ignored.
+        always made. `bounds` come in addition to the policy's, see `Policy.tiers`.
         """
         rules = policy or Policy()
         if not state.cluster.rails:
@@ -78,9 +78,10 @@ class LargeSearch:
         demands: Sequence[int] = (),
         policy: Policy | None = None,
         deadline: float | None = None,
+        bounds: Bounds | None = None,
     ) -> list[Answer]:
         """The n best choices found that differ in their counts, the best first."""
-        search = self._search(state, k, demands, policy or Policy(), deadline, None, keeps=True)
+        search = self._search(state, k, demands, policy or Policy(), deadline, bounds, keeps=True)
         if search is None or search.best is None:
             return []
         search.vary(n)
@@ -98,12 +99,13 @@ class LargeSearch:
         demands: Sequence[int] = (),
         policy: Policy | None = None,
         deadline: float | None = None,
+        bounds: Bounds | None = None,
     ) -> dict[int, int]:
         """Of every host the bandwidth of the best choice found with a GPU of it.
 
         A host that no choice uses is left out; one that time left open has a bandwidth of 0.
         """
-        search = self._search(state, k, demands, policy or Policy(), deadline, None, keeps=True)
+        search = self._search(state, k, demands, policy or Policy(), deadline, bounds, keeps=True)
         if search is None or search.best is None:
             return {}
         search.vary(1)
@@ -119,8 +121,9 @@ class LargeSearch:
             if search.is_late:
                 found[h] = 0
                 continue
-            bounds = Bounds.free(state.cluster.n_hosts, h)
-            if (other := self.choose(state, k, demands, policy, deadline, bounds)) is not None:
+            some = Bounds.free(state.cluster.n_hosts, h)
+            some = some._replace(domains=ANY if bounds is None else bounds.domains)
+            if (other := self.choose(state, k, demands, policy, deadline, some)) is not None:
                 at = np.unique(state.cluster.host_of[list(other.gpus)])
                 found[at] = np.maximum(found[at], other.value)
         return {h: int(found[h]) for h in np.flatnonzero(found >= 0).tolist()}
@@ -147,7 +150,12 @@ class LargeSearch:
         if least.sum() < limits.least.sum() or least.sum() > k or (least > judge.q.free).any():
             return None
         search = RequestSearch(judge, policy, deadline, keeps)
-        search.search(domains_of(judge.q, state.cluster.network_levels, policy))
+        levels = state.cluster.network_levels
+        domains = domains_of(judge.q, levels, policy)
+        some, is_all = preferred_domains(domains, levels, policy, limits.domains)
+        search.search(some)
+        if not is_all:  # a bound on other sets of domains of the preferred level
+            search.upper = RequestSearch(judge, policy, deadline, keeps=False).bound(domains)
         return search
 
 

@@ -96,6 +96,10 @@ class RequestSearch:
         if self.best is not None:
             self.pack(domains)
 
+    def bound(self, domains: list[Domain]) -> int:
+        """A bound on all choices in some domains."""
+        return max((self._alone(part) for domain in domains for part in domain.parts), default=-1)
+
     def vary(self, n: int) -> None:
         """Offer the n best choices of every part with a host in place of one of theirs."""
         within, start = self._on_one_host(), list(self.seen.values())
@@ -117,7 +121,7 @@ class RequestSearch:
             value, alone = found[i].tolist()
             if value < 0 or (value <= self.value and not self.keeps):
                 break
-            most = domain.q.max_hosts  # fewer than the policy's in a tier of preferred hosts
+            most = domain.q.max_hosts  # fewer than the policy's where hosts are preferred
             if np.count_nonzero(rows[i]) <= most and self._is_allowed(rows[i]):
                 one = Choice(value, alone, rows[i].copy(), domain)
                 self.best = one if value > self.value else self.best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -14,7 +14,7 @@ from optsched.io.strict_json import shortened
 from optsched.io.values import integer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from optsched.bandwidth.topology.cluster import Cluster
     from optsched.bandwidth.topology.state import ClusterState
@@ -29,6 +29,8 @@ class Bounds(NamedTuple):
 
     least: IntArray
     most: IntArray
+    domains: int = ANY
+    """Most domains of the policy's preferred level."""
 
     @classmethod
     def free(cls, n_hosts: int, included: int | None = None) -> Bounds:
@@ -48,7 +50,7 @@ class Policy:
     required
         A level of the cluster (or ``"host"``): all GPUs in one of its domains.
     preferred
-        A level (or ``"host"``): all GPUs in one of its domains if there is such a choice.
+        A level (or ``"host"``): fewer of its domains count more than a higher bandwidth.
     balance
         ``"even"``: counts of the hosts used differ by one at most; ``"exact"``: not at all.
     min_hosts, max_hosts
@@ -137,14 +139,34 @@ class Policy:
             cluster.host_index(name, "include")
         _excluded(cluster, self.exclude or ())
 
-    def tiers(self, cluster: Cluster) -> tuple[Policy, ...]:
-        """Policies to try in turn: one domain of the preferred level, then without preference."""
-        free = replace(self, preferred=None)
-        if self.preferred is None or (
-            self.required and cluster.level(self.required) >= cluster.level(self.preferred)
-        ):
-            return (free,)
-        return replace(free, required=self.preferred), free
+    def tiers(
+        self, state: ClusterState, k: int, bounds: Bounds | None = None
+    ) -> Iterator[Bounds | None]:
+        """Bounds to try in turn: from the fewest domains of the preferred level that may have room.
+
+        Without a preference the only ones are those given.
+        """
+        cluster, preferred, required = state.cluster, self.preferred, self.required
+        if preferred is None or (required and cluster.level(required) >= cluster.level(preferred)):
+            yield bounds
+            return
+        limits = self.bounds(cluster, bounds)
+        room = np.minimum(self.usable(state).room, limits.most)
+        hosts = map(list, cluster.domains(cluster.level(preferred)).values())
+        gpus, number = np.array([(room[h].sum(), np.count_nonzero(room[h])) for h in hosts]).T
+        fewest = 1 + max(
+            int((np.cumsum(-np.sort(-counts)) < least).sum())
+            for counts, least in ((gpus, k), (number, self.min_hosts))
+        )
+        for domains in range(fewest, min(k, np.count_nonzero(gpus)) + 1):
+            yield limits._replace(domains=domains)
+
+    def domains(self, cluster: Cluster, gpus: Iterable[int]) -> int:
+        """Number of domains of the preferred level that GPUs use; 0 without a preference."""
+        if self.preferred is None:
+            return 0
+        level, hosts = cluster.level(self.preferred), np.unique(cluster.host_of[list(gpus)])
+        return len({_domain(cluster, level, h) for h in hosts.tolist()})
 
     def level(self, cluster: Cluster) -> int | None:
         """The level of which one domain holds all GPUs: `required`, else that of `fabrics`."""
@@ -154,11 +176,12 @@ class Policy:
 
     def bounds(self, cluster: Cluster, others: Bounds | None = None) -> Bounds:
         """What `include` and `max_per_host` say of every host, beside other bounds."""
-        least, most = Bounds.free(cluster.n_hosts)
+        least, most, _ = Bounds.free(cluster.n_hosts)
         least[[cluster.host_index(name) for name in self.include or ()]] = 1
         most[:] = self.max_per_host or ANY
         if others is not None:
             least, most = np.maximum(least, others.least), np.minimum(most, others.most)
+            return Bounds(least, most, others.domains)
         return Bounds(least, most)
 
     def usable(self, state: ClusterState) -> ClusterState:

@@ -106,10 +106,10 @@ class Counts:
         assert isinstance(problem.model, CountModel)
         given = limits.time_limit is not None and not limits.by_default
         found = None
-        for rules in problem.policy.tiers(problem.cluster):
+        for bounds in problem.policy.tiers(problem.state, problem.k):
             found = found or large_search(problem.model).choose(
-                problem.state, problem.k, problem.demands, rules,
-                deadline=time.monotonic() + monitor.remaining if given else None,
+                problem.state, problem.k, problem.demands, problem.policy,
+                time.monotonic() + monitor.remaining if given else None, bounds,
             )  # fmt: skip
         if found is not None:
             monitor.incumbent(found.gpus, -found.value, self.name)
@@ -120,8 +120,8 @@ class Counts:
 def claim(problem: GpuPlacement, monitor: Monitor, upper: int, best: int) -> None:
     """Report the upper bound of a search with the best value found.
 
-    With a preferred level it holds for the choices in one of its domains: no bound is reported if
-    a better start ignores the preference.
+    With a preferred level it holds for choices on as few of its domains: no bound is reported if a
+    better start ignores the preference.
     """
     objective = monitor.objective
     if problem.policy.preferred is None or objective is None or objective >= -best:

@@ -51,18 +51,19 @@ def test_agrees_with_counts_on_four_by_eight(solver):  # type: ignore[no-untyped
 
 
 def test_preferred_levels():  # type: ignore[no-untyped-def]
-    """Best in one domain of the preferred level, else best of all; others refuse."""
+    """Best among the choices on the fewest domains of the preferred level; others refuse."""
     for seed in range(depth(30, 80)):
         level = "host" if seed % 2 else "rack"
         problem = ruled_problem(seed, policy=Policy(preferred=level))
         cluster, known = problem.cluster, problem.model.known
         ranked = [
-            (len({tuple(cluster.hosts[int(cluster.host_of[g])].domains) for g in gpus}) > 1
-             if level == "rack" else len(set(cluster.host_of[list(gpus)])) > 1, -value)
+            (len({tuple(cluster.hosts[int(cluster.host_of[g])].domains) for g in gpus})
+             if level == "rack" else len(set(cluster.host_of[list(gpus)])), -value)
             for value, gpus in all_subsets(problem.state, known, problem.demands, problem.k)
         ]  # fmt: skip
-        result = optsched.solve(problem, "counts")
-        assert result.objective == min(ranked, default=(0, None))[1], seed
+        for solver in ("counts", "auto"):
+            result = optsched.solve(problem, solver)
+            assert result.objective == min(ranked, default=(0, None))[1], seed
     for solver in (*PROVERS, "genetic", "eha"):
         with pytest.raises(UnsupportedProblem, match="preferred"):
             optsched.solve(problem, solver)
