@@ -191,7 +191,7 @@ def _mean(
         return fmean(values(field)) if values(field) else None
 
     return Mean(
-        configuration, family, len(cells), len(values("gap")),
+        configuration, family, len(cells), len(values("time_to_best")),
         sum(c.proved for c in cells), sum(c.runs for c in cells), sum(c.errors for c in cells),
         mean("gap"), max(values("gap"), default=None), mean("bound_gap"), mean("primal_integral"),
         mean("time_to_best"), mean("time_to_proof"), mean("wall_seconds"), mean("cpu_seconds"),

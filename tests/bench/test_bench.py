@@ -362,7 +362,8 @@ def test_medians_and_means() -> None:
         row(objective=100 + k, seed=k, status="optimal" if k == 0 else "feasible", lower_bound=100)
         for k in (0, 1, 8)
     ]
-    rows += [row("ft10", objective=None, status="unknown", seed=k) for k in (0, 1)]
+    none: dict[str, Any] = {"objective": None, "time_to_best": None, "status": "unknown"}
+    rows += [row("ft10", seed=k, **none) for k in (0, 1)]
     rows += [row("ft10", objective=120, seed=2)]
     found = summarise(rows, {"ft06": Known(100, 100), "ft10": Known(100, 100)})
     first, second = found.cells
@@ -372,6 +373,8 @@ def test_medians_and_means() -> None:
     assert (mean.family, mean.instances, mean.solved, mean.proved, mean.runs) == (ALL, 2, 1, 1, 6)
     assert mean.gap == pytest.approx(0.01) and mean.worst_gap == pytest.approx(0.01)
     assert not found.contradictions
+    late = summarise([row(objective=3), row(solver="cpsat", objective=0)])  # maximum lateness
+    assert [mean.solved for mean in late.means] == [1, 1]
 
 
 def test_contradictions_between_solvers() -> None:

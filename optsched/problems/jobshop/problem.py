@@ -193,7 +193,8 @@ class JobShop(Problem):
         table
             As in `JobArray.from_table`, with columns ``job``, ``machine`` (name or number) and
             ``duration``; a row per operation, in the order of the rows or of a column ``step``.
-            Optional columns ``release`` and ``deadline`` repeat the value of the job.
+            Optional columns ``release``, ``deadline``, ``due`` and ``job_weight`` repeat the value
+            of the job.
         time_unit, tick
             As in `JobArray.from_table`; without a unit only integers are accepted.
         fields
