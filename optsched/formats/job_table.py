@@ -203,6 +203,8 @@ def _read_table(table: Any) -> tuple[str, list[str], Mapping[str, Sequence[Any]]
         return _read_table(Source(str(table), read_text(table)))
     names = getattr(table, "columns", table if isinstance(table, Mapping) else None)
     if names is not None:
+        if len(set(map(str, names))) < len(names):
+            raise InputError("table: two columns have the same name")
         found = {str(key): listed(f"column {key}", table[key], "a column") for key in names}
     else:
         records = listed("table", table, "a path, a data frame, or a list of mappings")

@@ -151,6 +151,7 @@ def changed(**cells: Any) -> list[dict[str, Any]]:
         ({"forward": [1], "backward_0": [1]}, "ms", "column forward: expected one per stage"),
         ({"forward_0": [1], "backward_0": [1], "release_0": [4]}, "ms", "release has no stages"),
         ({"forward_0_us": [1], "forward_0": [1], "backward_0": [1]}, "ms", "both hold forward"),
+        ({1: [1], "1": [1]}, "ms", "two columns have the same name"),
         ({"job": ["a"], "stage": [1]}, "ms", "column kind is missing"),
         ({"job": ["a", "b"], "stage": [1]}, "ms", "the columns differ in length"),
     ],
