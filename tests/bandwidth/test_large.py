@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.best_gpus import Tables, all_subsets, policy_of, sizes_of, state_of
 
+import optsched
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import demands, share
+from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.bandwidth.search import groups
 from optsched.bandwidth.search.dispatcher import Dispatcher
 from optsched.bandwidth.search.large import LargeSearch
@@ -255,10 +257,42 @@ def test_two_preferred_domains_where_three_are_faster() -> None:
             domains.append((len({*(cluster.host_of[list(one.gpus)] // 6).tolist()}), one.value))
     assert domains[0] == domains[1] and domains[0][0] == 2 < domains[2][0]
     assert domains[0][1] < domains[2][1]
-    explained = Dispatcher(
-        cluster, model, policy=Policy(preferred="leaf"), traffic="heavy"
-    ).explain(state, 64)
-    assert "leaf: 2 of 4" in explained
+    policy = Policy(preferred="leaf")
+    fast = Dispatcher(cluster, model, policy=policy, traffic="heavy")
+    assert "leaf: 2 of 4" in fast.explain(state, 64)
+    problem = GpuPlacement(state, model, 64, policy=policy, traffic="heavy")
+    for solver in ("auto", "counts"):
+        result = optsched.solve(problem, solver)
+        assert result.objective == -domains[0][1], solver
+
+
+def test_some_of_many_sets_of_preferred_domains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As few domains as all sets of them show to suffice, nearly as fast, and a true bound."""
+    kind = synthetic.cluster("nvswitch", 1).types[0]
+    hosts = tuple(Host(f"n{i}", kind.name, (f"s{i // 8}", f"l{i // 2}")) for i in range(32))
+    factors = {"leaf": 1.0, "spine": 0.8, "cluster": 0.5}
+    cluster = Cluster(hosts, (kind,), ("spine", "leaf"), factors=factors)
+    model, best, total = BottleneckBandwidth(cluster), 0, 0
+    for policy in (Policy(preferred="leaf"), Policy(preferred="leaf", balance="exact")):
+        fast = Dispatcher(cluster, model, policy=policy, traffic="heavy")
+        for seed, k in product(range(3), (30, 44)):
+            state = scattered(cluster, seed)
+            answers = []
+            for most in (64, 10**6):
+                monkeypatch.setattr(groups, "MOST_GROUPS", most)
+                answers.append(fast.answer(state, k))
+            one, other = answers
+            numbers = [policy.domains(cluster, found.gpus) for found in answers]
+            able = [
+                fewest(np.where(state.room >= c, c, 0), np.arange(32) // 2, k)
+                for c in range(1, 9)
+                if k % c == 0 and (state.room >= c).sum() * c >= k
+            ]
+            least = fewest(state.room, np.arange(32) // 2, k)
+            assert numbers == [min(able) if policy.balance == "exact" else least] * 2
+            assert one.value <= other.value <= one.upper_bound
+            best, total = best + (one.value == other.value), total + 1
+    assert best >= 0.9 * total
 
 
 def test_preferred_hosts_where_few_choices_exist() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, islice
+from itertools import combinations
 from math import comb
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -30,7 +30,13 @@ MOST_THRESHOLDS: Final = 24
 """On the bandwidth of S, and on that of joint allocations."""
 
 MOST_GROUPS: Final = 64
-"""Sets of domains of a preferred level that are tried at every level above it."""
+"""Sets of domains of a preferred level up to which all are tried."""
+
+FEW_GROUPS: Final = 16
+"""Those of more sets that are tried at every level above it, the first in each of two orders."""
+
+MOST_RANKED: Final = 2_000
+"""Sets that are ordered for it."""
 
 MOST_EVERY: Final = 2_000
 """Count vectors up to which all are listed."""
@@ -154,27 +160,34 @@ def preferred_domains(
 
 
 def _grouped(domain: Domain, level: int, n: int) -> tuple[list[Domain], bool]:
-    """Parts of n domains of a level; of many those near each other and with most room."""
+    """Parts of n domains of a level; of many those near each other with most room, or no jobs."""
     (q, top, inside), sets, is_all = domain, dict[tuple[int, ...], None](), True
+    clean, least = np.diff(q.of_host) == 0, q.least > 0
     for upper in range(level + 1, top + 1):
         names = np.unique(q.domain[upper, inside])
         for d in names:
-            hosts = inside & (q.domain[upper] == d)
-            free, forced = (np.bincount(q.domain[level], of * hosts) for of in (q.free, q.least))
-            order = np.lexsort((-free, forced == 0))[: np.count_nonzero(free)].tolist()
-            size = min(n, len(order))
-            some: Any = combinations(order, size)
-            if not (is_all := comb(len(order), size) <= MOST_GROUPS):
-                some = ((*order[: size - 1], last) for last in order[size - 1 :])
-            sets |= dict.fromkeys(islice(some, max(1, MOST_GROUPS // len(names))))
+            room = q.free * (inside & (q.domain[upper] == d))
+            free, good, hosts, forced = np.array(
+                [np.bincount(q.domain[level], of) for of in (room, room * clean, room > 0, least)]
+            )
+            order = np.lexsort((-free, forced == 0))[: np.count_nonzero(free)]
+            size, total = min(n, len(order)), len(order)
+            is_all = comb(total, size) <= MOST_GROUPS
+            while comb(total, size) > MOST_RANKED:
+                total -= 1
+            rows = order[np.array([*combinations(range(total), size)], np.int64)]
+            enough = hosts[rows].sum(axis=1) >= q.min_hosts
+            enough &= (free[rows].sum(axis=1) >= q.k) & (forced[rows].sum(axis=1) == least.sum())
+            rows = np.sort(rows[enough])
+            most = MOST_GROUPS if is_all else max(1, FEW_GROUPS // len(names))
+            sums = free[rows].sum(axis=1), good[rows].sum(axis=1).clip(max=q.k)
+            for rank in (np.lexsort((-sums[0], -sums[1])), np.argsort(-sums[0], kind="stable")):
+                sets |= dict.fromkeys(map(tuple, rows[rank[:most]].tolist()))
     found = []
     for one in sets:
-        hosts = inside & np.isin(q.domain[level], one)
-        room = q.free[hosts]
-        enough = room.sum() >= q.k and np.count_nonzero(room) >= q.min_hosts
-        if enough and not (q.least[~hosts] > 0).any():
-            same = [len(np.unique(of[hosts])) == 1 for of in q.domain[: top + 1]]
-            found.append(Domain(q, same.index(True), hosts))
+        some = inside & np.isin(q.domain[level], one)
+        same = [len(np.unique(of[some])) == 1 for of in q.domain[: top + 1]]
+        found.append(Domain(q, same.index(True), some))
     return found, is_all
 
 
