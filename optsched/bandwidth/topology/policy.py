@@ -152,13 +152,11 @@ class Policy:
             return
         limits = self.bounds(cluster, bounds)
         room = np.minimum(self.usable(state).room, limits.most)
-        hosts = map(list, cluster.domains(cluster.level(preferred)).values())
-        gpus, number = np.array([(room[h].sum(), np.count_nonzero(room[h])) for h in hosts]).T
-        fewest = 1 + max(
-            int((np.cumsum(-np.sort(-counts)) < least).sum())
-            for counts, least in ((gpus, k), (number, self.min_hosts))
-        )
-        for domains in range(fewest, min(k, np.count_nonzero(gpus)) + 1):
+        hosts = [list(some) for some in cluster.domains(cluster.level(preferred)).values()]
+        sums = np.array([(int(room[h].sum()), np.count_nonzero(room[h])) for h in hosts])
+        reached = np.cumsum(-np.sort(-sums, axis=0), axis=0)
+        fewest = 1 + int((reached < (k, self.min_hosts)).any(axis=1).sum())
+        for domains in range(fewest, min(k, int((sums[:, 0] > 0).sum())) + 1):
             yield limits._replace(domains=domains)
 
     def domains(self, cluster: Cluster, gpus: Iterable[int]) -> int:
