@@ -87,6 +87,8 @@ class _Operations:
         for i, j in enumerate(graph.job.tolist()):
             self.by_job.setdefault(j, []).append(i)
         self.jobs = {graph.job_name(j): j for j in self.by_job}
+        if not graph.job_names:  # the default of `names`
+            self.jobs |= {f"job{j}": j for j in self.by_job}
         self._names: dict[str, list[int]] = {}
 
     def job(self, key: Any) -> int:
