@@ -13,7 +13,6 @@ import optsched
 from optsched import InputError, JobArray, pipelines
 from optsched.kernels import cycle_ratio, list_schedule
 from optsched.pipelines.generator import job_array
-from optsched_solvers.shop import recompute_choice
 from optsched_solvers.shop.hand_made import NAMES
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -46,7 +45,7 @@ def arrays(objective: str) -> dict[str, JobArray]:
 def by_hand(array: JobArray) -> int:
     """The best hand-made order that fits."""
     if array.chooses:
-        array = recompute_choice.choosing(array, [True] * array.n_jobs)
+        array = array.replace(recompute_mode="always")
     found = []
     for name in NAMES:
         with suppress(InputError):
