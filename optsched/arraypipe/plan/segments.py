@@ -6,7 +6,7 @@ import heapq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from optsched.arraypipe.plan.types import Instance, Transfer
+from optsched.arraypipe.plan.types import Instance
 from optsched.errors import InternalError
 
 if TYPE_CHECKING:
@@ -52,15 +52,6 @@ def device_stream(segment: Segment, device: int, cycle: int = 0) -> Iterator[Ins
             iteration = segment.runs(operation, now)
             if iteration >= 0:
                 yield Instance(operation, now, iteration)
-
-
-def channel_stream(segment: Segment, channel: int) -> Iterator[Transfer]:
-    """Messages of one channel in the order in which its source makes them."""
-    outputs, channel_of = segment.routes.outputs, segment.routes.channel_of
-    for operation, _, iteration in device_stream(segment, segment.routes.channels[channel].source):
-        for k in outputs[operation]:
-            if channel_of[k] == channel:
-                yield Transfer(k, iteration)
 
 
 FIRST_CYCLES: Final = 8
