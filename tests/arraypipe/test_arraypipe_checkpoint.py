@@ -337,6 +337,14 @@ def test_another_job_is_refused(written: Path, changes: dict[str, Any], sentence
     assert files(written) == before
 
 
+def test_a_folder_of_another_name_is_refused(written: Path, tmp_path: Path) -> None:
+    """It would be trained on from another iteration."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "job0" / "2").rename(tmp_path / "job0" / "1")
+    with pytest.raises(InputError, match="after iteration 2; a folder must keep its name"):
+        resume(tmp_path)
+
+
 # data
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import random
 import re
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -102,6 +103,24 @@ def test_from_jobs_to_models(capsys: Any, tmp_path: Path) -> None:
         assert all("loss of" in row or "iterations, alone" in row for row in found)
     given = run(made, by(2), 5)
     assert all(differences(a, b) == [] for a, b in zip(given.trained, result.trained, strict=True))
+
+
+def test_the_best_checkpoint_stays(tmp_path: Path) -> None:
+    """Beside the newest ones, of which here one is kept; judged the other way round later."""
+    values = [3.0, 1.0, 2.0, 5.0, 2.5, 2.5, 3.0]
+    left = iter(values)
+
+    def value(model: nn.Module) -> float:
+        return next(left)
+
+    config = RunConfig(check=0, verbose=False, every=1, keep=1)
+    how: dict[str, Any] = {"schedule": by(1), "checkpoint": tmp_path, "evaluate": value}
+    array().fit(jobs_of(1), 6, config=config, **how)
+    place = tmp_path / "job0"
+    assert {path.name for path in place.iterdir() if path.is_dir()} == {"2", "6"}
+    assert (place / "best").read_text() == "2 1.0\n"
+    array().fit(jobs_of(1), 7, resume=True, config=replace(config, mode="max"), **how)
+    assert (place / "best").read_text().startswith("7 3.0")
 
 
 def test_evaluation_changes_no_bit() -> None:

@@ -40,6 +40,9 @@ CASES: dict[str, tuple[int, str, list[Any], Any]] = {
     "a job too large": (2, "too_large", [], {
         "status": ["done", "done", "failed", "done"], "differences": [], "exposed": True,
         "whole": True, "error": "memory: the moments of job job2, stage"}),
+    "a job without recompute": (2, "refilled", [], {
+        "slots": True, "status": ["done"] * 3 + ["failed"] + ["done"] * 2, "differences": [],
+        "error": "states are between a forward and its backward on gpu0"}),
     # lives of jobs
     "stopped": (2, "stopped", [], {
         "differences": [], "status": ["stopped"] * 3, "known": True,
@@ -48,6 +51,7 @@ CASES: dict[str, tuple[int, str, list[Any], Any]] = {
         "differences": [], "status": ["done", "done", "failed", "failed", "done"]}),
     "trace": (2, "carried", [], {
         "violations": [], "in order": True, "devices": 2, "others know their blocks": True}),
+    "nothing left": (2, "nothing_left", [], [0, 0]),
     # ranks that differ or fail
     "refused": (2, "refused", [], {
         "optimizer": ["InputError: rank 1: job job1: the optimizer cannot be made",
