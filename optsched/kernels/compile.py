@@ -73,20 +73,30 @@ def records(dtype: np.dtype[np.void], readonly: bool = False) -> Any:
 
 
 class _OfIntegers(AbstractTemplate):
-    """Types of an operator on int64, or of a condition: numba would try dozens of templates."""
+    """Types of an operator on int64, or of a condition: numba would try dozens of templates.
+
+    Code of others is typed by it too, as before: it declines what it does not list.
+    """
 
     metadata = {"target": "cpu"}  # noqa: RUF012 (these are tried first)
-    result: ClassVar[Any]
+    signatures: ClassVar[dict[Any, Any]]
 
     def generic(self, given: Any, _keywords: Any) -> Any:
-        plain = tuple(map(types.unliteral, given))
-        return self.result(*plain) if plain == (BOOL,) or set(plain) == {INT} else None
+        return self.signatures.get(tuple(map(types.unliteral, given)))
+
+    def apply(self, given: Any, keywords: Any) -> Any:
+        return self.generic(given, keywords)  # numba's takes optional values for integers
 
 
-_RESULTS: dict[str, Any] = dict.fromkeys(("bool", "lt", "le", "gt", "ge", "eq", "ne"), BOOL)
-_RESULTS |= dict.fromkeys(("add", "sub", "mul", "floordiv", "iadd", "isub", "and_"), INT)
-for _name, _result in _RESULTS.items():
-    infer_global(getattr(operator, _name, bool))(type(_name, (_OfIntegers,), {"result": _result}))
+_INTO_BOOL = {(INT, INT): BOOL(INT, INT)}
+_INTO_INT = {(INT, INT): INT(INT, INT)}
+_SIGNATURES: dict[str, Any] = {"bool": {(INT,): BOOL(INT), (BOOL,): BOOL(BOOL)}}
+_SIGNATURES |= dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne"), _INTO_BOOL)
+_SIGNATURES |= dict.fromkeys(("add", "sub", "mul", "floordiv", "iadd", "isub", "and_"), _INTO_INT)
+for _name, _known in _SIGNATURES.items():
+    infer_global(getattr(operator, _name, bool))(
+        type(_name, (_OfIntegers,), {"signatures": _known})
+    )
 
 
 def entry(*signature: Any, counted: bool = True) -> Callable[[F], F]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numba import njit
+from numba.core.errors import TypingError
 
 from optsched.kernels import compile as compiled
 from optsched.kernels.background import LOCKS, LOG
@@ -131,6 +133,18 @@ def test_a_helper_that_python_calls_runs_its_source() -> None:
     copy(to, np.arange(3))
     assert to.tolist() == [0, 1, 2]
     assert isinstance(copy.py_func, FunctionType)
+
+
+def test_compilers_of_others_infer_the_types_that_they_did() -> None:
+    """Operators of kernels decline what numba refuses, such as a condition of no value."""
+
+    @njit  # type: ignore[untyped-decorator, unused-ignore]
+    def has_value(x: Any) -> int:
+        found = None if x < 0 else x
+        return 1 if found else 0
+
+    with pytest.raises(TypingError):
+        has_value(1)
 
 
 def test_small_questions_need_no_compiler(here: Path) -> None:
