@@ -440,6 +440,8 @@ class Schedule(Problem):
         copy.__dict__.update(changes)
         if "provenance" in changes:
             copy.__dict__.pop("job_names", None)  # follow from it
+        if "offset" in changes:
+            copy.__dict__.pop("sha256", None)
         return copy
 
     def same_graph(self, other: Schedule) -> bool:

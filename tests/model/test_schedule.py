@@ -50,6 +50,14 @@ def test_views() -> None:
     assert "makespan 7" in repr(s)
 
 
+@given(periodic_schedules())
+def test_another_cycle_has_another_hash(s: Schedule) -> None:
+    """The hash is that of the period and the offsets, whether the graph knew its hash or not."""
+    assert s.sha256 and s.period is not None and s.start is not None and s.sequences is not None
+    longer = s.with_cycle(s.period + 1, s.offset, s.sequences, s.start)
+    assert longer.sha256 == dataclasses.replace(s, period=s.period + 1).sha256 != s.sha256
+
+
 @given(schedules() | periodic_schedules())
 def test_arrays_are_read_only(s: Schedule) -> None:
     """No array of a schedule can be written to."""
