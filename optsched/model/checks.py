@@ -9,7 +9,16 @@ import numpy as np
 
 from optsched.errors import CyclicOrder, InputError
 from optsched.io.strict_json import MAX_INTEGER, format_json
-from optsched.io.values import format_value, int_array, integer, json_value, label, one_of
+from optsched.io.values import (
+    format_value,
+    frozen,
+    int_array,
+    integer,
+    json_value,
+    label,
+    listed,
+    one_of,
+)
 from optsched.model.cycles import cycle_of
 from optsched.model.objectives import check_sums, goal_of, graph_goal
 from optsched.model.schedule import (
@@ -110,10 +119,7 @@ def _counts(key: str, given: Any, n: int | None = None) -> IntArray:
 
 
 def _kinds(given: Any, n: int) -> npt.NDArray[np.str_]:
-    if isinstance(given, np.ndarray) and given.ndim == 1:
-        kinds = given.tolist()
-    else:
-        kinds = [""] * n if given is None else _listed("kind", given, "strings")
+    kinds = [""] * n if given is None else listed("kind", given, "a list of strings")
     if len(kinds) != n:
         raise InputError(f"kind: expected {n} values, one per operation, got {len(kinds)}")
     good: set[str] = set()
@@ -122,15 +128,7 @@ def _kinds(given: Any, n: int) -> npt.NDArray[np.str_]:
             good.add(label(f"operations[{i}].kind", kind, MAX_KIND))
             if kind.endswith("\0"):  # NumPy would drop it
                 raise InputError(f"operations[{i}].kind: ends with U+0000, got {format_json(kind)}")
-    array = np.array(kinds, dtype=np.str_)  # after the check: one long kind could fill the memory
-    array.flags.writeable = False
-    return array
-
-
-def _listed(key: str, given: Any, what: str) -> list[Any]:
-    if isinstance(given, (str, bytes)) or not hasattr(given, "__iter__"):
-        raise InputError(f"{key}: expected a list of {what}, got {format_value(given)}")
-    return list(given)
+    return frozen(np.array(kinds, dtype=np.str_))  # after the check: a long kind fills the memory
 
 
 _recent: list[tuple[Resource, ...]] = [()]
@@ -138,11 +136,11 @@ _recent: list[tuple[Resource, ...]] = [()]
 
 
 def _resources(given: Any) -> tuple[Resource, ...]:
-    if any(given is known for known in _recent):
-        return _recent[0]
+    if given is _recent[0]:
+        return given  # type: ignore[no-any-return]
     seen: dict[str, int] = {}
     found = []
-    for r, row in enumerate(_listed("resources", given, "Resource(name, memory)")):
+    for r, row in enumerate(listed("resources", given, "a list of Resource(name, memory)")):
         if not isinstance(row, tuple) or not 1 <= len(row) <= 2:
             raise InputError(
                 f"resources[{r}]: expected Resource(name, memory), got {format_value(row)}"
@@ -158,8 +156,9 @@ def _resources(given: Any) -> tuple[Resource, ...]:
     checked = type(given) is tuple and all(
         type(row) is Resource and type(row.memory) is int for row in given
     )
-    _recent[0] = given if checked else tuple(found)
-    return _recent[0]
+    valid: tuple[Resource, ...] = given if checked else tuple(found)
+    _recent[0] = valid  # another thread may replace it at any time
+    return valid
 
 
 def _op_resources(rows: Csr, n: int, n_resources: int) -> Csr:
