@@ -96,16 +96,13 @@ def solve(
     started = time.perf_counter()
     if not callable(getattr(problem, "graph", None)):
         raise InputError(f"problem: expected a JobShop, a JobArray or a graph, got {problem!r:.60}")
-    engine = find_solver(solver, problem.problem_kind) if isinstance(solver, str) else solver
-    if not callable(getattr(engine, "solve", None)):
-        raise InputError(f"solver: expected a name or a solver object, got {solver!r:.60}")
+    engine = _engine(solver, problem)
     if on_progress is not None and not callable(on_progress):
         raise InputError(f"on_progress: expected a function, got {on_progress!r:.60}")
     limits = Limits(
         time_limit, iterations, target, default_workers() if workers is None else workers, seed,
         _known_options(engine, {} if options is None else options), stop,
     )  # fmt: skip
-    _require_support(engine, problem)
     if problem.objective_name in _TIMES and limits.target is not None and limits.target < 0:
         raise InputError(f"target: expected an integer in 0..2^53, got {limits.target}")
     searched, shift = as_makespan(problem)
@@ -132,6 +129,21 @@ def solve(
     except KeyboardInterrupt:  # Ctrl-C during verification: keep the schedule
         monitor.stop()
         return _finish(problem, engine, monitor, found)
+
+
+def _engine(solver: str | Solver, problem: Problem) -> Solver:
+    """The solver of a name, or the given one; refused if it does not support the problem."""
+    kind = problem.problem_kind
+    engine = find_solver(solver, kind) if isinstance(solver, str) else solver
+    if not callable(getattr(engine, "solve", None)):
+        raise InputError(f"solver: expected a name or a solver object, got {solver!r:.60}")
+    supported = support(engine, problem)
+    if supported:
+        return engine
+    able = [name for name in solvers(kind) if support(find_solver(name, kind), problem)]
+    others = f"; these do: {', '.join(able)}" if able else "; no installed solver does"
+    reason = supported.reason or "refused"
+    raise UnsupportedProblem(f"{engine.name} does not solve this problem: {reason}{others}")
 
 
 def _run(
@@ -296,17 +308,6 @@ def _known_options(engine: Solver, options: Mapping[str, Any]) -> Mapping[str, A
             names = ", ".join(sorted(known)) or "none"
             raise InputError(f"options: {engine.name} has no option {key!r:.60}; it has: {names}")
     return options
-
-
-def _require_support(engine: Solver, problem: Problem) -> None:
-    supported = support(engine, problem)
-    if supported:
-        return
-    kind = problem.problem_kind
-    able = [name for name in solvers(kind) if support(find_solver(name, kind), problem)]
-    others = f"; these do: {', '.join(able)}" if able else "; no installed solver does"
-    reason = supported.reason or "refused"
-    raise UnsupportedProblem(f"{engine.name} does not solve this problem: {reason}{others}")
 
 
 def _warm_start(problem: Problem, start: Schedule) -> Any:
