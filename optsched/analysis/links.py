@@ -47,8 +47,7 @@ def links(schedule: Schedule) -> Links:
         if s.period is not None and row:
             rows.append((row[-1], row[0], r, 1))
     left, right, resource, wraps = np.array(rows, np.int64).reshape(-1, 4).T
-    same_family = s.family[left] == s.family[right]
-    setup = np.where(same_family, 0, s.setup_out[left] + s.setup_in[right])
+    setup = s.setups(left, right)
     tokens = arcs.distance + s.offset[arcs.head] - s.offset[arcs.tail]
     head = np.concatenate([right, arcs.head])
     order = np.argsort(head, kind="stable")

@@ -9,6 +9,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.values import integer
+from optsched.model.arrays import grouped
 from optsched.model.schedule import COLUMNS, Arcs, Csr, IntArray, Objective, Schedule
 
 _MAX_OPERATIONS = 10_000_000
@@ -114,6 +115,5 @@ def _sequences(rows: Csr, number: IntArray) -> Csr:
     row = np.repeat(np.arange(len(rows)), np.diff(rows.indptr))
     instance = number[:, rows.ids]  # cycle by cycle, in the order of the sequences
     rows_of, kept = np.broadcast_to(row, instance.shape)[instance >= 0], instance[instance >= 0]
-    indptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(np.bincount(rows_of, minlength=len(rows)), out=indptr[1:])
-    return Csr(indptr, kept[np.argsort(rows_of, kind="stable")])
+    indptr, order = grouped(rows_of, len(rows))
+    return Csr(indptr, kept[order])

@@ -18,6 +18,7 @@ from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.values import int_array
 from optsched.kernels.compile import BOOL, INT, INTS, READ, entry, helper, record, records
 from optsched.kernels.plain_python import run
+from optsched.model.arrays import grouped
 from optsched.model.graph import check_permutations, describe, shortest_cycle
 from optsched.model.schedule import Csr
 
@@ -62,9 +63,7 @@ class CycleArcs(NamedTuple):
 
     def by_tail(self, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
         """Sort the arcs for kernels (CSR): indptr, head, weight, tokens."""
-        order = np.argsort(self.tail, kind="stable")
-        indptr = np.zeros(n + 1, np.int64)
-        np.cumsum(np.bincount(self.tail, minlength=n), out=indptr[1:])
+        indptr, order = grouped(self.tail, n)
         return indptr, self.head[order], self.weight[order], self.tokens[order]
 
 
@@ -143,11 +142,7 @@ def cycle_arcs(graph: Schedule, sequences: Csr | None, offset: IntArray) -> Cycl
     after[last] = before[first]
     wraps = np.zeros(len(before), np.int64)
     wraps[last] = 1
-    setup = np.where(
-        graph.family[before] == graph.family[after],
-        0,
-        graph.setup_out[before] + graph.setup_in[after],
-    )
+    setup = graph.setups(before, after)
     resource = np.repeat(np.arange(len(sequences)), np.diff(sequences.indptr))
     machine = (before, after, graph.duration[before] + setup, wraps, resource)
     return CycleArcs(*(np.concatenate(pair) for pair in zip(arcs, machine, strict=True)))

@@ -197,10 +197,7 @@ def _weighted_successors(graph: Schedule, sequences: Csr | None) -> list[list[tu
     ends = sequences.indptr[1:-1]
     inside[ends[(ends > 0) & (ends <= len(left))] - 1] = False  # last of one row, first of the next
     left, right = left[inside], right[inside]
-    setup = np.where(
-        graph.family[left] == graph.family[right], 0, graph.setup_out[left] + graph.setup_in[right]
-    )
-    weights = (graph.duration[left] + setup).tolist()
+    weights = (graph.duration[left] + graph.setups(left, right)).tolist()
     for i, j, weight in zip(left.tolist(), right.tolist(), weights, strict=True):
         after[i].append((j, weight))
     return after

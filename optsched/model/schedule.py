@@ -347,6 +347,11 @@ class Schedule(Problem):
             return 0
         return int(self.setup_out[i] + self.setup_in[j])
 
+    def setups(self, before: IntArray, after: IntArray) -> IntArray:
+        """Setup times of many pairs of immediate neighbours; see `setup`."""
+        same_family = self.family[before] == self.family[after]
+        return np.where(same_family, 0, self.setup_out[before] + self.setup_in[after])
+
     # schedules from this one, or from another tool
 
     def with_orders(
