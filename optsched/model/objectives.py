@@ -14,7 +14,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
-from optsched.io.values import format_value, integer, one_of
+from optsched.io.values import integer, listed, one_of
 from optsched.model.schedule import NO_DEADLINE, Arcs, Csr, Goal
 
 if TYPE_CHECKING:
@@ -55,13 +55,8 @@ def goal_of(
 def _per_job(key: str, given: Any, n_jobs: int, default: int) -> tuple[int, ...]:
     if given is None or (isinstance(given, tuple) and not given):
         return ()
-    if isinstance(given, (str, bytes)) or not hasattr(given, "__len__"):
-        raise InputError(
-            f"{key}: expected a list with one value per job, got {format_value(given)}"
-        )
-    if len(given) != n_jobs:
-        raise InputError(f"{key}: expected {n_jobs} values, one per job, got {len(given)}")
-    values = tuple(integer(f"{key}[{j}]", value) for j, value in enumerate(given))
+    rows = listed(key, given, "a list with one value per job", n_jobs)
+    values = tuple(integer(f"{key}[{j}]", value) for j, value in enumerate(rows))
     return () if all(value == default for value in values) else values
 
 
