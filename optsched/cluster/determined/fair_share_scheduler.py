@@ -224,17 +224,24 @@ def _offer_in_passes(shares: Shares, capacity: int) -> None:
     if enough.sum() <= capacity:
         shares.offer = enough
         return
+    # sums of whole numbers do not depend on the order; those of others are computed as Go does
+    whole = bool((shares.weight % 1 == 0).all() and shares.weight.sum() < 2.0**53)
     left = before = max(capacity - int(shares.fixed.sum()), 0)
     demand, smallest, weight = (
         column.tolist() for column in (shares.demand, shares.smallest, shares.weight)
     )
-    credit, offer = shares.fixed.tolist(), shares.fixed.tolist()
-    needy = [g for g in range(len(demand)) if offer[g] < demand[g]]
+    offers = shares.fixed.copy()
+    # groups of one slot come first, and any pass gives them exactly this slot
+    single = np.flatnonzero((shares.demand == 1) & (offers == 0))[:left]
+    offers[single] = 1
+    left -= len(single)
+    credit, offer = shares.fixed.tolist(), offers.tolist()
+    needy = np.flatnonzero(offers < shares.demand).tolist()
     latest = iter(_latest(shares.submitted))
     while needy:
-        counted = np.zeros(len(demand))  # weights of needy groups; their sum depends on the order
+        counted = np.zeros(len(demand))
         counted[needy] = shares.weight[needy]
-        total = counted.cumsum()[-1]
+        total = float(counted.cumsum()[-1])
         for g in needy:
             if left == 0:
                 break
@@ -248,7 +255,7 @@ def _offer_in_passes(shares: Shares, capacity: int) -> None:
             left -= given
             if offer[g] == demand[g]:
                 counted[g] = 0
-                total = counted.cumsum()[-1]
+                total = total - weight[g] if whole else counted.cumsum()[-1]
         needy = [g for g in needy if offer[g] < demand[g]]
         if left == 0:
             for g in latest:

@@ -35,6 +35,8 @@ class _Known(NamedTuple):
     sizes: list[int]
     tasks: Tasks
     rank: IntArray
+    zero_slot: bool
+    """Whether some jobs need no slots."""
 
 
 class Scheduler:
@@ -84,11 +86,12 @@ class Scheduler:
     def decide(self, view: ClusterView) -> Decision:
         """Start and release jobs now."""
         quota = np.where(view.running & (view.gpus == 0), -1, view.gpus)
+        known = self._jobs(view)
         # then no job starts, and none is released, before slots are free
-        waits = not (self.preemption or self.variant == "docs" or self._zero_slot(view))
+        waits = not (self.preemption or self.variant == "docs" or known.zero_slot)
         if view.running.all() or (waits and not view.free.any()):
             return Decision(quota)
-        agents, tasks = self._table(view)
+        agents, tasks = self._table(view, known)
         kinds = {*tasks.kind[~tasks.running].tolist()}
         if waits and not any(agents.fits(tasks.kinds[k]) for k in kinds):
             return Decision(quota)
@@ -105,7 +108,7 @@ class Scheduler:
 
     def reasons(self, view: ClusterView) -> dict[int, Reason]:
         """Reason of every waiting job that does not start now, by its position."""
-        _, explain = self.scheduled(*self._table(view))
+        _, explain = self.scheduled(*self._table(view, self._jobs(view)))
         return explain([view.workload.names[j] for j in view.job.tolist()])
 
     def notes(self, workload: Workload, nodes: Nodes) -> list[str]:
@@ -126,11 +129,9 @@ class Scheduler:
         if self._known is None or self._known.workload is not w or self._known.sizes != sizes:
             tasks = self._tasks(w, sizes)
             rank, tasks.first = by_hash([f"n{a}" for a in range(len(sizes))], w.names)
-            self._known = _Known(w, sizes, tasks, rank)
+            zero_slot = any(kind.slots == 0 for kind in tasks.kinds)
+            self._known = _Known(w, sizes, tasks, rank, zero_slot)
         return self._known
-
-    def _zero_slot(self, view: ClusterView) -> bool:
-        return any(kind.slots == 0 for kind in self._jobs(view).tasks.kinds)
 
     def _tasks(self, w: Workload, sizes: list[int]) -> Tasks:
         """All jobs of a workload, on idle nodes of these GPUs; `first` is not filled."""
@@ -158,9 +159,9 @@ class Scheduler:
             first=np.zeros(0, np.int64),
         )  # fmt: skip
 
-    def _table(self, view: ClusterView) -> tuple[Agents, Tasks]:
+    def _table(self, view: ClusterView, known: _Known) -> tuple[Agents, Tasks]:
         """Nodes and active jobs as the schedulers read them."""
-        _, _, every, rank = self._jobs(view)
+        _, _, every, rank, zero_slot = known
         jobs = view.job
         tasks = replace(
             every, preemptible=view.preemptible, running=view.running,
@@ -176,7 +177,7 @@ class Scheduler:
 
         n = len(view.capacity)
         used, busy = np.zeros((2, n), np.int64)
-        if (view.capacity == 0).any() or self._zero_slot(view):  # what jobs hold is slow to read
+        if (view.capacity == 0).any() or zero_slot:  # what jobs hold is slow to read
             used = np.bincount(view.held_node, view.held_count, n).astype(np.int64)
             busy = np.bincount(view.held_node, view.held_count == 0, n).astype(np.int64)
         units = view.zero_free if len(view.zero_free) else np.full(n, _UNITS)
