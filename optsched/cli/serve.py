@@ -44,7 +44,10 @@ def serve_make(
     seed: Seed = 0,
     arrivals: Annotated[Path | None, option("Recorded arrivals: a CSV, arrival_ms.")] = None,
 ) -> None:
-    """Make a scenario: a reference cluster and generated or recorded arrivals."""
+    """Make a scenario: a reference cluster and generated or recorded arrivals.
+
+    Example: optsched serve-make --rate 2500 --burst 3 -o s.json
+    """
     check_outputs([output], [arrivals])
     given = {} if arrivals is None else {"arrival_ms": read_arrivals(arrivals)}
     scenario = reference(
@@ -58,7 +61,10 @@ def serve_plan(
     output: OptionalOutput = None,
     headroom: Annotated[float, option("Times the trace's mean rate.")] = 3.0,
 ) -> None:
-    """Choose the resident instances of every server, to proven optimality."""
+    """Choose the resident instances of every server, to proven optimality.
+
+    Example: optsched serve-plan s.json -o plan.json
+    """
     check_outputs([output], [file])
     scenario = Scenario.read(file)
     plan = plan_instances(scenario, headroom=headroom)
@@ -77,7 +83,10 @@ def serve_sim(
     log: Annotated[Path | None, option("Write the log here.")] = None,
     schedule: Annotated[Path | None, option("Write the schedule here.")] = None,
 ) -> None:
-    """Simulate a router on a scenario and print the summary."""
+    """Simulate a router on a scenario and print the summary.
+
+    Example: optsched serve-sim s.json --router backlog:6ms/jsed/8 --log log.json
+    """
     from optsched.serving.simulator import simulate
 
     check_outputs([log, schedule], [file, *_files(plan)])
@@ -90,7 +99,10 @@ def serve_sim(
 
 
 def serve_check(file: ScenarioFile, log: LogFile) -> None:
-    """Check a log independently of the simulator; exit code 1 on violations."""
+    """Check a log independently of the simulator; exit code 1 on violations.
+
+    Example: optsched serve-check s.json log.json
+    """
     violations = check_log(Scenario.read(file), log)
     for violation in violations:
         print(violation)
@@ -109,7 +121,10 @@ def serve_bench(
     seconds: Seconds = 8.0,
     plan: PlanOption = "auto",
 ) -> None:
-    """Compare routers on the same traces, with 95 % intervals over seeds."""
+    """Compare routers on the same traces, with 95 % intervals over seeds.
+
+    Example: optsched serve-bench --loads 2500x3,4500 --seeds 4 -o bench.json
+    """
     from optsched.serving.comparison import compare
 
     policies = [spec.partition(":")[2] for spec in routers or () if spec.startswith("policy:")]

@@ -42,7 +42,10 @@ def slim_train(
     seed: Seed = 0,
     accuracy: Annotated[Path | None, option("Accuracy of every tuple (JSON).")] = None,
 ) -> None:
-    """Train a slimmable network over random tuples of widths, and measure every tuple."""
+    """Train a slimmable network over random tuples of widths, and measure every tuple.
+
+    Example: optsched slim-train --epochs 12 -o net.pt --accuracy accuracy.json
+    """
     check_outputs([output, accuracy])
     from optsched.serving import training
     from optsched.serving.network import SlimResNet
@@ -78,7 +81,10 @@ def serve_train(
     plan: serve.PlanOption = "auto",
     curve: Annotated[Path | None, option("Write the curve here (JSON lines).")] = None,
 ) -> None:
-    """Train a router by PPO; Ctrl-C keeps the best policy so far."""
+    """Train a router by PPO; Ctrl-C keeps the best policy so far.
+
+    Example: optsched serve-train s.json --decisions 600000 -o policy.npz
+    """
     check_outputs([output, curve], [file])
 
     def make(trace: int) -> Scenario:
@@ -109,7 +115,10 @@ def serve_profile(
     seconds: serve.Seconds = 20.0,
     seed: Seed = 0,
 ) -> None:
-    """Measure a network on this machine's devices, and make a scenario of it."""
+    """Measure a network on this machine's devices, and make a scenario of it.
+
+    Example: optsched serve-profile --network net.pt --accuracy accuracy.json -o local.json
+    """
     check_outputs([output], [network, accuracy])
     table = decode(parse(read_text(accuracy), str(accuracy)), dict[str, float], str(accuracy))
     from optsched.serving.profiler import profile
@@ -150,6 +159,8 @@ def serve_run(
 
     Images have the side at which the scenario was profiled. The accuracy is that of the network's
     outputs on these images.
+
+    Example: optsched serve-run local.json --network net.pt --compare
     """
     check_outputs([log], [file, network])
     scenario = Scenario.read(file)

@@ -370,9 +370,8 @@ def test_every_help_has_an_example(cli: Cli) -> None:
         command = _command(name)
         found = {f"{name} {key}": one for key, one in getattr(command, "commands", {}).items()}
         for words, one in (found if len(found) > 1 else {name: command}).items():
-            if not words.startswith(("serve", "slim")):
-                text = " ".join((one.help or "").split())
-                assert text.count(f"Example: optsched {words}") == 1, words
+            text = " ".join((one.help or "").split())
+            assert text.count(f"Example: optsched {words}") == 1, words
 
 
 # warmup
