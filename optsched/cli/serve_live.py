@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from optsched.cli import serve
-from optsched.cli.options import Devices, Output, Seed, argument, option
+from optsched.cli.options import Output, Seed, argument, option
 from optsched.cli.output import facts, indented, lines_of, wrote
 from optsched.cli.progress import Bar
 from optsched.errors import InputError
@@ -108,7 +108,7 @@ def serve_profile(
     network: Network,
     output: Output,
     accuracy: Annotated[Path, option("What slim-train --accuracy wrote.")],
-    devices: Devices = "cpu,cpu",
+    devices: Annotated[str, option("Of the servers, such as cpu,cpu or cuda:0.")] = "cpu,cpu",
     side: Side = None,
     rate: serve.Rate = 60.0,
     burst: serve.Burst = 1.0,
@@ -130,10 +130,13 @@ def serve_profile(
     trace: dict[str, Any] = {"rate": rate, "burst": burst, "seconds": seconds, "seed": seed}
     arrivals(**trace)
     with Bar() as bar:
-        places = (devices or "cpu,cpu").split(",")
         pixels = side or (16 if net.in_channels == 1 else 32)
         costs = profile(
-            net, places, side=pixels, seed=seed, on_progress=bar.task("rounds of measuring")
+            net,
+            devices.split(","),
+            side=pixels,
+            seed=seed,
+            on_progress=bar.task("rounds of measuring"),
         )
     scenario = costs.scenario(table, **trace)
     for one in costs.devices:
@@ -152,7 +155,9 @@ def serve_run(
     seed: Seed = 0,
     compare: Annotated[bool, option("Simulate it too.", "--compare")] = False,
     log: Annotated[Path | None, option("Write the log here.")] = None,
-    devices: Devices = None,
+    devices: Annotated[
+        str | None, option("Of the servers, such as cpu,cpu or cuda:0 [default: cpu for each].")
+    ] = None,
     path: Folder = None,
 ) -> None:
     """Serve test images for real, in a process per server, at the scenario's times.
