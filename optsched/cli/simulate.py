@@ -93,6 +93,8 @@ def simulate(
     }
     outputs = RunOutputs(out, metrics, plot, tuple(names), inputs)
     outputs.check(trace, *tables)
+    if expected is not None and (out or metrics or plot):
+        raise InputError("expected: prints starts only; leave out --out, --metrics and --plot")
     site = Nodes.parse(nodes)
     jobs = _workload(trace, site, seed)
     if estimate_error:

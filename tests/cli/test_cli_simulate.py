@@ -254,6 +254,7 @@ def test_from_now(cli: Cli) -> None:
     for given, message in (
         (("--now", "5"), "only with --running"), (("--expected", "5"), "give --running and --now"),
         (("--running", "r.csv"), "give --now too"),
+        ((*now[len(base) :], "--expected", "5", "--metrics", "n.json"), "prints starts only"),
     ):  # fmt: skip
         ran = cli(*base, *given)
         assert ran.code != 0 and message in ran.err
