@@ -85,10 +85,13 @@ def plot(
     if output is not None:
         suffix_of(output)
     if pareto is not None:
-        from optsched.plots.front import draw
+        from optsched.plots import front
 
-        for path in draw(file, pareto, [path for path in (output, html) if path is not None]):
-            print(f"wrote {path}")
+        if cycles is not None:
+            raise InputError("cycles: goes with a schedule, not with --pareto")
+        points, (x, _, y) = front.read_points(file), pareto.partition(",")
+        wrote(output, lambda path: front.pareto(points, path, x=x, y=y))
+        wrote(html, lambda path: front.pareto(points, path, x=x, y=y))
         return
     from optsched.plots import gantt
     from optsched.plots.html import write as write_html

@@ -74,16 +74,11 @@ def pareto(
     write_atomic(path, picture)
 
 
-def draw(file: Path, measures: str, outputs: Sequence[Path]) -> list[Path]:
-    """Draw what `optsched serve-bench` wrote; a PNG beside it if no output is named."""
+def read_points(file: Path) -> list[Point]:
+    """Read what `optsched serve-bench` wrote."""
     tree = parse(read_text(file), str(file))
     check_format(tree, "optsched.serving-bench/1", str(file))
-    points = decode(tree.get("points"), list[Point], str(file))
-    x, _, y = measures.partition(",")
-    paths = list(outputs) or [file.with_suffix(".png")]
-    for path in paths:
-        pareto(points, path, x=x, y=y)
-    return paths
+    return decode(tree.get("points"), list[Point], str(file))
 
 
 def _draw(points: Sequence[Point], x: str, y: str) -> Figure:

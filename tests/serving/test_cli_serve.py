@@ -60,6 +60,10 @@ def test_routers_side_by_side(site: Cli) -> None:
     for option, name in (("-o", "f.png"), ("--html", "f.html")):
         assert site("plot", "b.json", "--pareto", "accuracy,p99_ms", option, name).code == 0
         assert Path(name).stat().st_size > 1000
+    ran = site("plot", "b.json", "--pareto", "accuracy,p99_ms", "--cycles", "2", "-o", "g.png")
+    assert (
+        ran.code == 2 and "cycles: goes with a schedule" in ran.err and not Path("g.png").exists()
+    )
 
 
 BAD_INPUT: list[tuple[tuple[Any, ...], str]] = [
