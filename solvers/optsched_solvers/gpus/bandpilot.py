@@ -158,7 +158,7 @@ class Eha(_Search):
     )
 
     def supports(self, problem: Problem) -> Support:
-        """One request on up to 4,096 hosts, no rules but `required`, `exclude` and `apart`."""
+        """Up to 4,096 hosts, no rules but `required`, `exclude` and `apart`."""
         support = supported(problem, ("required", *RULES))
         if support and problem.cluster.n_hosts > MOST_HOSTS:  # type: ignore[attr-defined]
             return Support(False, f"it takes up to {MOST_HOSTS} hosts")
@@ -197,7 +197,7 @@ class Pts(_Search):
     name = "pts"
 
     def supports(self, problem: Problem) -> Support:
-        """One request, no rules but `required`, `exclude` and `apart`."""
+        """No rules but `required`, `exclude` and `apart`."""
         return supported(problem, ("required", *RULES))
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
@@ -248,7 +248,7 @@ class Proximity(_Search):
         return True
 
     def supports(self, problem: Problem) -> Support:
-        """One request, no rule but `exclude` and `apart`."""
+        """No rule but `exclude` and `apart`."""
         return supported(problem, RULES)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:

@@ -62,7 +62,7 @@ class Counts:
         return isinstance(problem, GpuPlacement) and _vectors(problem) <= INSTANT
 
     def supports(self, problem: Problem) -> Support:
-        """One request, and a model with tables or any `CountModel`."""
+        """A model with tables or any `CountModel`."""
         if isinstance(problem, GpuPlacement) and _is_large(problem):
             return Support(True)
         return supported(problem, is_counts=True)

@@ -40,7 +40,7 @@ class CpSat:
     )
 
     def supports(self, problem: Problem) -> Support:
-        """One request with up to 10,000 count vectors, and a model with tables."""
+        """Up to 10,000 count vectors, and a model with tables."""
         return supported(problem, most_vectors=MOST_VECTORS)
 
     def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:

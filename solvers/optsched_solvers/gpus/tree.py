@@ -35,7 +35,7 @@ class BranchAndBound:
     options: Mapping[str, str] = MappingProxyType({})
 
     def supports(self, problem: Problem) -> Support:
-        """One request with up to 200,000 count vectors, and a model with tables."""
+        """Up to 200,000 count vectors, and a model with tables."""
         return supported(problem, most_vectors=MOST_VECTORS)
 
     def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:

@@ -380,7 +380,7 @@ class GpuGenetic:
     name, options, kinds = Genetic.name, Genetic.options, ("gpus",)
 
     def supports(self, problem: Problem) -> Support:
-        """One request, and a model with tables."""
+        """A model with tables."""
         from optsched_solvers.gpus.counts import supported
 
         return supported(problem)
