@@ -21,7 +21,7 @@ from optsched.bandwidth import (
     synthetic,
 )
 from optsched.bandwidth.models.contention import demands, share
-from optsched.bandwidth.search.order import order_of
+from optsched.bandwidth.search.by_counts import order_of
 from optsched.errors import Infeasible, InputError, UnsupportedProblem
 
 PAIRS = tuple(

@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.bandwidth.models.model import CountModel
 from optsched.bandwidth.models.patterns import written_pattern
-from optsched.bandwidth.search.order import order_of, rules_of
+from optsched.bandwidth.search.by_counts import order_of, rules_of
 from optsched.bandwidth.topology.levels import WHOLE, line
 from optsched.bandwidth.topology.links import weight
 from optsched.bandwidth.topology.rates import KILOBYTES, MOST, shown

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from optsched.bandwidth.models.contention import interferes
-from optsched.bandwidth.search.order import order_of
 from optsched.bandwidth.search.rails import on_rails
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.policy import ANY, Policy
@@ -331,6 +330,24 @@ def jobs_of(state: ClusterState, demands: Sequence[int]) -> IntArray:
         if demand > 0 and able and len(row) - row.count(0) >= 2:
             jobs += [demand, *row]
     return np.array(jobs, np.int64)
+
+
+def order_of(state: ClusterState, gpus: Iterable[int]) -> tuple[int, ...]:
+    """Domains used at every level from the top down, hosts, and hosts that were whole.
+
+    Of choices of equal bandwidth the one with the least order wins; see `rules_of` for its parts.
+    """
+    cluster = state.cluster
+    used = np.flatnonzero(cluster.counts(gpus))
+    domains = cluster.network_levels.domain[:-1][::-1]
+    whole = state.room[used] == cluster.sizes[used]
+    return (*(len(np.unique(of[used])) for of in domains), len(used), int(whole.sum()))
+
+
+def rules_of(cluster: Cluster) -> tuple[str, ...]:
+    """Names of the parts of `order_of`."""
+    domains = (f"fewest domains of {name}" for name in cluster.levels)
+    return *domains, "fewest hosts", "fewest whole hosts"
 
 
 def domain_numbers(cluster: Cluster, level: int) -> IntArray:

@@ -20,10 +20,10 @@ from optsched.bandwidth.search.by_counts import (
     Answer,
     CountSearch,
     jobs_of,
+    order_of,
 )
 from optsched.bandwidth.search.gang import choose_gang
 from optsched.bandwidth.search.large import LargeSearch
-from optsched.bandwidth.search.order import order_of
 from optsched.bandwidth.search.what_if import WhatIf, regret, victims
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.feasibility import impossible

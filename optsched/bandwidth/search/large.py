@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.search.by_counts import Answer, Bools
+from optsched.bandwidth.search.by_counts import Answer, Bools, order_of
 from optsched.bandwidth.search.groups import domains_of, preferred_domains
-from optsched.bandwidth.search.order import order_of
 from optsched.bandwidth.search.rails import on_rails
 from optsched.bandwidth.search.request import HostTables, request_of
 from optsched.bandwidth.search.request_search import Choice, RequestSearch
