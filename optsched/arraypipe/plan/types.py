@@ -92,13 +92,6 @@ class Instance(NamedTuple):
     iteration: int
 
 
-class Transfer(NamedTuple):
-    """One message of one iteration of its job."""
-
-    message: int
-    iteration: int
-
-
 class Record(NamedTuple):
     """One executed block; times of a monotonic clock."""
 
