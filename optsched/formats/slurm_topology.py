@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -16,12 +17,15 @@ from optsched.bandwidth.topology.domain_trees import (
 from optsched.bandwidth.topology.names import expand
 from optsched.errors import InputError, MissingExtra
 from optsched.formats.registry import looks_like
-from optsched.io.strict_json import decode, shortened
+from optsched.io.files import read_text
+from optsched.io.strict_json import decode, placed, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|[^\s\"]+)")
+_INCLUDE = re.compile(r"include\s+\"?([^\"]+?)\"?", re.IGNORECASE)
+_MOST_INCLUDED: Final = 20  # nested files, as in Slurm's own reader
 _KEYS: Final = {
     "SwitchName": ("switches", "nodes", "linkspeed"), "BlockName": ("nodes",), "BlockSizes": (),
 }  # fmt: skip
@@ -71,7 +75,9 @@ class _Topology(msgspec.Struct, forbid_unknown_fields=True):
     torus3d: Any = None
 
 
-def from_slurm(text: str, name: str = "topology.conf", topology: str | None = None) -> Domains:
+def from_slurm(
+    text: str, name: str = "topology.conf", topology: str | None = None, hosts: Sequence[str] = ()
+) -> Domains:
     """Read domains of the tree or the block plugin.
 
     A tree of switches has the levels ``leaf``, ``spine``, ``core``, ``tier4``, ... counted from
@@ -85,16 +91,18 @@ def from_slurm(text: str, name: str = "topology.conf", topology: str | None = No
         Of the file. Of a ``topology.yaml`` the named topology counts, else that with
         ``cluster_default: true``, else the only one.
     name
-        Name of the file.
+        Name of the file; ``Include FILE`` is read from the folder of the file that has the line.
     topology
         Name of a topology of a ``topology.yaml``.
+    hosts
+        Names of all hosts: ``Nodes=ALL`` means those that no other line names. ``Switches=ALL``
+        means all other switches that no other line names.
 
     Raises
     ------
     InputError
         With ``file:line``: an unknown key, a host below two switches or in two blocks, a switch
-        with two parents, or unknown, a loop, block sizes that do not double, several topologies,
-        ``Include``, ``ALL``.
+        with two parents, or unknown, a loop, block sizes that do not double, several topologies.
     """
     found: dict[str, dict[str, Entry]] = {kind: {} for kind in _KEYS}
     switches, blocks, sizes = found.values()
@@ -110,11 +118,14 @@ def from_slurm(text: str, name: str = "topology.conf", topology: str | None = No
             raise InputError(f"{row.place}: a switch has either Switches or Nodes")
         if row.kind == "BlockSizes":
             multiples = _sizes(row.value, row.place)
-        nodes, children = _hosts(row.nodes, row.place), _hosts(row.switches, row.place)
+        nodes, children = (
+            expand(part, row.place) if part.strip() else [] for part in (row.nodes, row.switches)
+        )
         found[row.kind][key] = Entry(row.place, nodes, children)
     entries = switches or blocks
     if not entries:
         raise InputError(f"{name}: has neither switches nor blocks{looks_like(text)}")
+    _replace_all(entries, hosts)
     entry_of: dict[str, str] = {}
     for key, entry in entries.items():
         for node in entry.nodes:
@@ -135,14 +146,21 @@ def is_yaml(text: str) -> bool:
     return re.search(r"^[\s\-{]*[\"']?topology[\"']?\s*:", text, re.MULTILINE) is not None
 
 
-def _hosts(text: str, place: str) -> list[str]:
-    if text.strip().upper() == "ALL":
-        raise InputError(f"{place}: ALL: write the names")
-    return expand(text, place) if text.strip() else []
+def _replace_all(entries: dict[str, Entry], hosts: Sequence[str]) -> None:
+    """Replace ``ALL`` by the hosts or switches that no other line names."""
+    nodes = {node for entry in entries.values() for node in entry.nodes}
+    children = {child for entry in entries.values() for child in entry.children}
+    for key, entry in entries.items():
+        if [node.upper() for node in entry.nodes] == ["ALL"]:
+            if not hosts:
+                raise InputError(f"{entry.place}: Nodes=ALL: name the hosts (hosts=, --hosts)")
+            entry.nodes = [host for host in hosts if host not in nodes]
+        if [child.upper() for child in entry.children] == ["ALL"]:
+            entry.children = [other for other in entries if other not in {key, *children}]
 
 
-def _conf(text: str, name: str) -> Iterator[_Row]:
-    """Yield the rows of a ``topology.conf``; continued lines are joined."""
+def _conf(text: str, name: str, depth: int = 0) -> Iterator[_Row]:
+    """Yield the rows of a ``topology.conf`` and of included files; continued lines are joined."""
     known = {key for kind, keys in _KEYS.items() for key in (kind.lower(), *keys)}
     pending, start = "", 0
     for number, raw in enumerate([*text.splitlines(), ""], 1):
@@ -150,17 +168,23 @@ def _conf(text: str, name: str) -> Iterator[_Row]:
         if line.endswith("\\"):
             pending = line[:-1]  # Slurm joins lines without a blank: a,\ and b are a,b
             continue
-        if line.strip():
+        place = f"{name}:{start}"
+        if included := _INCLUDE.fullmatch(line.strip()):
+            if depth == _MOST_INCLUDED:
+                raise InputError(f"{place}: Include: {depth} files in each other (a loop?)")
+            path = Path(name).parent / included[1]
+            with placed(f"{place}: Include: "):
+                inner = read_text(path)
+            yield from _conf(inner, str(path), depth + 1)
+        elif line.strip():
             try:
-                yield _row(line.strip(), f"{name}:{start}", known)
+                yield _row(line.strip(), place, known)
             except InputError as error:
                 raise InputError(f"{error}{looks_like(text)}") from None
         pending, start = "", 0
 
 
 def _row(line: str, place: str, known: set[str]) -> _Row:
-    if line.lower().startswith("include"):
-        raise InputError(f"{place}: Include: write all lines into one file")
     if left := _PAIR.sub("", line).strip():
         raise InputError(f"{place}: expected KEY=VALUE, got {left!r:.60}")
     pairs: dict[str, str] = {}

@@ -47,7 +47,7 @@ def cluster_from_files(
             kind_of[host] = kind
         if len(kind_of) > MOST_HOSTS:
             raise InputError(f"hosts: more than {MOST_HOSTS} hosts")
-    found = Domains((), {}) if domains is None else read_domains(domains, levels)
+    found = Domains((), {}) if domains is None else read_domains(domains, levels, list(kind_of))
     if levels and not found.kinds:
         raise InputError("levels: name labels of Kubernetes nodes; other files name their own")
     if not kind_of:
@@ -74,7 +74,9 @@ def cluster_from_files(
     return Cluster(tuple(parts), tuple(kinds), found.levels)
 
 
-def read_domains(path: str | os.PathLike[str], levels: Sequence[str] = ()) -> Domains:
+def read_domains(
+    path: str | os.PathLike[str], levels: Sequence[str] = (), hosts: Sequence[str] = ()
+) -> Domains:
     """Read domains from a file of Slurm, Kubernetes or labels, recognized by its content.
 
     Parameters
@@ -84,6 +86,8 @@ def read_domains(path: str | os.PathLike[str], levels: Sequence[str] = ()) -> Do
         ``kubectl get nodes``, or a CSV ``host,level...``.
     levels
         Labels of nodes; see `from_nodes`.
+    hosts
+        Hosts of ``Nodes=ALL``; see `from_slurm`.
     """
     file, topology = os.fspath(path), None
     if not os.path.exists(file) and ":" in file:
@@ -100,4 +104,4 @@ def read_domains(path: str | os.PathLike[str], levels: Sequence[str] = ()) -> Do
     first = next((line for line in lines if line and not line.startswith("#")), "")
     if "," in first and "=" not in first:
         return from_labels(text, file)
-    return from_slurm(text, file, topology)
+    return from_slurm(text, file, topology, hosts)

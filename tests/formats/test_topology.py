@@ -44,6 +44,30 @@ def test_tree() -> None:
         }  # fmt: skip
 
 
+def test_all() -> None:
+    """`ALL` means what no other line names."""
+    text = "SwitchName=a Nodes=x\nSwitchName=b Nodes=all\nSwitchName=top Switches=ALL\n"
+    found = from_slurm(text, hosts=["x", "y", "z"])
+    assert found.levels == ("spine", "leaf")
+    assert found.of == {"x": ("top", "a"), "y": ("top", "b"), "z": ("top", "b")}
+
+
+def test_include(tmp_path: Path) -> None:
+    """Files are read from the folder of the file that names them; faults name their file."""
+    conf, leaves = tmp_path / "topology.conf", tmp_path / "racks" / "leaves.conf"
+    leaves.parent.mkdir()
+    leaves.write_text('INCLUDE "more.conf"  # the other rack\nSwitchName=s0 Nodes=dev[08-10]\n')
+    (leaves.parent / "more.conf").write_text("SwitchName=s1 Nodes=dev11,dev[012-013]\n")
+    conf.write_text("Include racks/leaves.conf\nSwitchName=top Switches=s[0-1]\n")
+    assert read_domains(conf) == from_slurm(TREE)
+    leaves.write_text("SwitchName=s0 Nodes=x Speed=1\n")
+    with pytest.raises(InputError, match=r"leaves\.conf:1: unknown key 'Speed'"):
+        read_domains(conf)
+    leaves.write_text("Include leaves.conf\n")
+    with pytest.raises(InputError, match=r"leaves\.conf:1: Include: 20 files in each other"):
+        read_domains(conf)
+
+
 YAML = """---
 - topology: wide
   tree:
@@ -177,7 +201,8 @@ BAD = {
         "t:3: switch a is below b and c",
     "SwitchName=a Switches=b\nSwitchName=b Switches=a\n": "t:1: a loop of switches: a below b",
     "SwitchName=a Nodes=x\nBlockName=b Nodes=y\n": "t:2: a file has switches or blocks",
-    "include other.conf\n": "t:1: Include: write all lines",
+    "SwitchName=a Nodes=ALL\n": "t:1: Nodes=ALL: name the hosts",
+    "include other.conf\n": "t:1: Include: other.conf: no such file",
     "BlockName=a Nodes=y\nBlockSizes=2,6\n": "t:2: BlockSizes: expected rising",
 }  # fmt: skip
 
