@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from optsched.errors import InputError
 from optsched.formats.registry import Reader, Source
-from optsched.io.csv_rows import csv_rows
+from optsched.io.csv_rows import csv_records
 from optsched.io.files import read_text
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.text import NANOSECONDS
@@ -81,6 +81,16 @@ class _Table:
         self.plain = {one.field: one for one in self.columns if one.stage is None}
         self.fields = {one.field for one in self.columns}
         units = {one.unit for one in self.columns if one.unit}
+        if tick and not units:
+            raise InputError(
+                f"tick: no column of {self.file or 'table'} has a unit: give `time_unit`, or "
+                "headers such as duration_ms"
+            )
+        if time_unit and units and time_unit not in units:
+            raise InputError(
+                f"time_unit: headers of {self.file or 'table'} have units already "
+                f"({', '.join(sorted(units))}), leave it out"
+            )
         self.tick = tick or ("ns" if "ns" in units else "us") if units else ""
 
     def check(self, needed: Sequence[str], known: Sequence[str]) -> None:
@@ -177,7 +187,7 @@ class _Table:
     def joined(self, fields: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of the table, its unit, and the arguments of the caller."""
         for key in given:
-            if key in fields or key == "time_unit":
+            if key in fields:
                 raise InputError(f"{key}: given as an argument, but it follows from the table")
         unit = {"time_unit": self.tick} if self.tick else {}
         return {"name": file_label(Path(self.file).stem), **fields, **given, **unit}
@@ -190,15 +200,9 @@ class _Table:
 def _read_table(table: Any) -> tuple[str, list[str], Mapping[str, Sequence[Any]]]:
     """File, places of the rows, and columns of a path, a text, a frame, or a list of mappings."""
     if isinstance(table, Source):
-        rows = [(place, cells) for place, cells in csv_rows(table.text, table.file) if any(cells)]
-        header = rows[0][1] if rows else []
-        for place, cells in rows:
-            if len(cells) != len(header):
-                raise InputError(f"{place}: expected {len(header)} columns, got {len(cells)}")
-        if len(set(header)) < len(header):
-            raise InputError(f"{rows[0][0]}: two columns have the same name")
-        found = {key: [cells[k] for _, cells in rows[1:]] for k, key in enumerate(header)}
-        return table.file, [place for place, _ in rows[1:]], found
+        rows = list(csv_records(table.text, table.file, (), ()))
+        found = {key: [cells[key] for _, cells in rows] for key in (rows[0][1] if rows else ())}
+        return table.file, [place for place, _ in rows], found
     if isinstance(table, (str, os.PathLike)):
         return _read_table(Source(str(table), read_text(table)))
     names = getattr(table, "columns", table if isinstance(table, Mapping) else None)

@@ -53,9 +53,8 @@ def csv_records(
         else:
             yield place, dict(zip(columns, cells, strict=True))
     if not columns:
-        raise InputError(
-            f"{name}: the file is empty, expected the header {','.join(known or needed)}"
-        )
+        expected = f"the header {','.join(known or needed)}" if known or needed else "a header"
+        raise InputError(f"{name}: the file is empty, expected {expected}")
 
 
 def csv_text(header: Iterable[object], rows: Iterable[Iterable[object]]) -> str:

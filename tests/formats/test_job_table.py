@@ -176,6 +176,11 @@ def test_refusals_of_files_and_shops(tmp_path: Path) -> None:
     floats = [{**row, "duration": 0.5} for row in STEPS]
     with pytest.raises(InputError, match=r"row 0.*integer .*duration_ms\), got 0.5"):
         JobShop.from_table(floats)
+    with pytest.raises(InputError, match="tick: no column of table has a unit: give `time_unit`"):
+        JobShop.from_table(STEPS, tick="ns")
+    path.write_text(csv(ROWS, "ms"))
+    with pytest.raises(InputError, match=r"time_unit: headers of .*\(ms\), leave it out"):
+        JobArray.from_table(path, "s")
     with pytest.raises(InputError, match="row 0, column duration: expected a number >= 0"):
         JobShop.from_table([{**STEPS[0], "duration": -1}])
     with pytest.raises(InputError, match="release: given as an argument"):

@@ -186,7 +186,7 @@ class JobArray(JobArrayFields, Problem):
             ``forward_0``, ``forward_1``, ..., ``backward_0``, ... and, so named, other tables of
             `JobArray`. Both take columns per job, such as ``micro_batches``.
         time_unit
-            Unit of the times: ``ns us ms s``; or as part of a header, such as ``duration_ms``.
+            Unit of times whose header has none: ``ns us ms s``; ``duration_ms`` has one.
         tick
             Unit of the array, to which times are rounded; default ``us`` (``ns`` if one is in ns).
         options
