@@ -27,7 +27,7 @@ LARGEST: Final = 2**61
 """Differences of larger levels could overflow."""
 
 
-class Csr(NamedTuple):
+class Rows(NamedTuple):
     """Checked rows of a table."""
 
     ptr: IntArray
@@ -112,14 +112,14 @@ def makespan(ptr: Any, time: Any, minimum: Any, budget: int) -> tuple[IntArray, 
     return quotas, Certificate("makespan", check)
 
 
-def _rows(ptr: Any, given: IntArray, minimum: Any, budget: int) -> Csr:
+def _rows(ptr: Any, given: IntArray, minimum: Any, budget: int) -> Rows:
     """Check offsets, minima and budget."""
     most, ptr = gpus(budget), row_pointers(ptr, len(given))
     lo = integers("minimum", minimum, len(ptr) - 1)
-    return Csr(ptr, given, lo, spare(lo, most))
+    return Rows(ptr, given, lo, spare(lo, most))
 
 
-def _check_monotone(what: str, rows: Csr, given: IntArray) -> None:
+def _check_monotone(what: str, rows: Rows, given: IntArray) -> None:
     """Refuse levels that fall, times that rise, and both out of range."""
     least, sign = (0, -1) if what == "time" else (-LARGEST, 1)
     for at in np.flatnonzero((given < least) | (given > LARGEST))[:1].tolist():
@@ -133,7 +133,7 @@ def _check_monotone(what: str, rows: Csr, given: IntArray) -> None:
         )
 
 
-def _climbed(rows: Csr) -> tuple[IntArray, bool]:
+def _climbed(rows: Rows) -> tuple[IntArray, bool]:
     """Raise the levels lexicographically; GPUs above the minima, and whether no choice was open.
 
     The GPUs of all jobs with levels below a threshold are handed out, the highest that fits; of the
@@ -176,7 +176,7 @@ def _climbed(rows: Csr) -> tuple[IntArray, bool]:
     return taken, settled
 
 
-def _levels(rows: Csr, taken: IntArray) -> Proof:
+def _levels(rows: Rows, taken: IntArray) -> Proof:
     """Check levels by exchange if all rows rise at every GPU, else their lowest one.
 
     The order of exchange is level before, level after (higher first), job.
@@ -198,7 +198,7 @@ def _levels(rows: Csr, taken: IntArray) -> Proof:
     return Proof(level, level, level, holds, "bottleneck exchange")
 
 
-def _lowest(rows: Csr, taken: IntArray) -> tuple[int, int, int, bool]:
+def _lowest(rows: Rows, taken: IntArray) -> tuple[int, int, int, bool]:
     """Return the lowest level, how many jobs must stay on it, and whether the GPUs are there.
 
     Of the jobs that must stay: those that the GPUs left cannot lift if the cheapest are lifted (-1
