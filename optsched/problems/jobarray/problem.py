@@ -403,16 +403,17 @@ class JobArray(JobArrayFields, Problem):
         takes neither time nor memory where it is open: a schedule of any choice, with its blocks
         cut shorter, is one of that array. And ``tradeoff``, of all choices at once.
         """
-        always, never = settled(self)
         if self.n_jobs == 1:
+            always, never = settled(self)
             open_choices = [c for c in (False, True) if not (never if c else always)[0]]
             found = [self._choosing([choice]).bounds() for choice in open_choices or [False]]
             return min(found, key=lambda bounds: max(bounds.values()))
+        costs = tradeoff(self)
         least = np.minimum(self.activation, self.checkpoint)
-        least = np.where((always | never)[:, None], self.activation, least)
-        relaxed = self.replace(recompute_mode=always.tolist(), activation=least).bounds()
+        least = np.where((costs.always | costs.never)[:, None], self.activation, least)
+        relaxed = self.replace(recompute_mode=costs.always.tolist(), activation=least).bounds()
         if self.memory.any():
-            relaxed["tradeoff"] = int(np.ceil(tradeoff(self).relaxed()[0]))
+            relaxed["tradeoff"] = int(np.ceil(costs.relaxed()[0]))
         return relaxed
 
     def describe(self, objective: int) -> str:
