@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optsched.elastic.job import TrainingJob
 
 FORMAT: Final = "optsched.elastic/3"
-_KEYS: Final = {*["job", "passes", "log", "model", "optimizer", "scheduler", "made", "position"]}
+_KEYS: Final = {"job", "passes", "log", "model", "optimizer", "scheduler", "made", "position"}
 
 
 class Position(NamedTuple):

@@ -26,6 +26,7 @@ from optsched.io.values import (
     listed,
     one_of,
 )
+from optsched.problems.jobarray.checks import TIMES
 from optsched.problems.jobarray.fields import FIELDS, fields_of
 from optsched.problems.jobarray.problem import JobArray
 from optsched.problems.jobshop.problem import JobShop
@@ -36,8 +37,7 @@ _KINDS: Final = {
     "F": "forward", "B": "backward", "I": "backward", "W": "weight", "R": "recompute",
     "U": "update",
 }  # fmt: skip
-_BLOCKS: Final = (*dict.fromkeys(_KINDS.values()), "switch", "lag_forward", "lag_backward")
-_TIMES: Final = (*_BLOCKS, "duration", "release", "deadline", "due")
+_TIMES: Final = (*TIMES, "duration", "release", "deadline", "due")
 _BYTES: Final = {
     "forward": "activation", "recompute": "recompute_workspace", "weight": "weight_memory",
 }  # fmt: skip
@@ -268,8 +268,8 @@ def _blocks(table: _Table, r: int) -> list[tuple[str, int, int]]:
     columns = table.plain
     kind, stage = table.name(r, columns["kind"]), table.required(r, columns["stage"])
     field = _KINDS.get(kind, kind)
-    if field not in _BLOCKS:
-        table.refuse(r, columns["kind"], f"expected one of {', '.join([*_KINDS, *_BLOCKS])}")
+    if field not in TIMES:
+        table.refuse(r, columns["kind"], f"expected one of {', '.join([*_KINDS, *TIMES])}")
     found = [(field, stage, table.required(r, columns["duration"], FIELDS[field].least))]
     if "bytes" in columns and (size := table.number(r, columns["bytes"])):
         if field not in _BYTES:

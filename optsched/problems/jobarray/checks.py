@@ -144,9 +144,10 @@ def jobs_of(jobs: Sequence[int], n_jobs: int) -> list[int]:
     return rows
 
 
-_TIMES: Final = (
+TIMES: Final = (
     "forward", "backward", "weight", "recompute", "update", "switch", "lag_forward", "lag_backward",
 )  # fmt: skip
+"""Fields of times by stage or cut."""
 
 
 def check_together(array: Any) -> None:
@@ -179,7 +180,7 @@ def check_together(array: Any) -> None:
         )
     if array.objective == "period" and array.release.any():
         raise InputError('release: not allowed with objective="period"')
-    times = [getattr(array, key) for key in _TIMES if getattr(array, key) is not None]
+    times = [getattr(array, key) for key in TIMES if getattr(array, key) is not None]
     # Python integers: the sums themselves may overflow; a switch counts at every block
     once = sum(int(t[t > 0].astype(object).sum()) for t in times)
     once += 5 * int(array.switch.astype(object).sum())

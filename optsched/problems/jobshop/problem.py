@@ -387,7 +387,6 @@ class JobShop(Problem):
         """
         from optsched.formats.registry import writable, written
         from optsched.io.files import write_atomic
-        from optsched.io.values import one_of
         from optsched.problems.jobshop.document import to_json
 
         one_of("format", format, ["json", *writable()])
