@@ -18,13 +18,7 @@ _COUNT: Final = re.compile(r"[0-9]{1,9}")
 
 
 def refuse_flexible(text: str, file: str) -> None:
-    """Refuse a flexible job shop, whose text can be a valid one of an ordinary shop.
-
-    Raises
-    ------
-    InputError
-        All rows are in the layout of flexible shops, and the file does not begin with `ORDINARY`.
-    """
+    """Refuse a text in the layout of flexible shops that does not begin with `ORDINARY`."""
     alternatives = _alternatives(text)
     if alternatives is not None:
         count = f"{alternatives or 'no'} operation{'s' * (alternatives > 1)}"

@@ -46,16 +46,6 @@ _LONG: Final = ("job", "stage", "kind", "duration")
 _WIDE: Final = ("forward", "backward")
 
 
-def job_array(table: Any, time_unit: str = "", tick: str = "", **options: Any) -> JobArray:
-    """See `JobArray.from_table`."""
-    return _job_array(_Table(table, time_unit, tick), options)
-
-
-def job_shop(table: Any, time_unit: str = "", tick: str = "", **fields: Any) -> JobShop:
-    """See `JobShop.from_table`."""
-    return _job_shop(_Table(table, time_unit, tick), fields)
-
-
 class _Column(NamedTuple):
     """A column: the field and stage that its header names, its unit if it holds times."""
 
@@ -73,23 +63,22 @@ class _Table:
         for key, unit in (("time_unit", time_unit), ("tick", tick)):
             if unit:
                 one_of(key, unit, tuple(NANOSECONDS))
-        self.file, self.places, cells = _read_table(table)
+        file, self.places, cells = _read_table(table)
+        self.file, self.label = file or "table", file_label(Path(file).stem)
         if not self.places:
-            raise InputError(f"{self.file or 'table'}: expected a header and at least one row")
+            raise InputError(f"{self.file}: expected a header and at least one row")
         self.columns = [_column(header, column, time_unit) for header, column in cells.items()]
         self.first = {(one.field, one.stage): one for one in reversed(self.columns)}
         self.plain = {one.field: one for one in self.columns if one.stage is None}
         self.fields = {one.field for one in self.columns}
         units = {one.unit for one in self.columns if one.unit}
         if tick and not units:
-            raise InputError(
-                f"tick: no column of {self.file or 'table'} has a unit: give `time_unit`, or "
-                "headers such as duration_ms"
-            )
+            hint = "give `time_unit`, or headers such as duration_ms"
+            raise InputError(f"tick: no column of {self.file} has a unit: {hint}")
         if time_unit and units and time_unit not in units:
+            known = ", ".join(sorted(units))
             raise InputError(
-                f"time_unit: headers of {self.file or 'table'} have units already "
-                f"({', '.join(sorted(units))}), leave it out"
+                f"time_unit: headers of {self.file} have units ({known}), leave it out"
             )
         self.tick = tick or ("ns" if "ns" in units else "us") if units else ""
 
@@ -98,25 +87,25 @@ class _Table:
         for field in needed:
             if field not in self.fields:
                 raise InputError(
-                    f"{self.file or 'table'}: column {field} is missing; expected job,machine,"
+                    f"{self.file}: column {field} is missing; expected job,machine,"
                     "duration (job shop), job,stage,kind,duration, or forward_0,...,backward_0,..."
                 )
         for column in self.columns:
             if column.field not in known:
                 hint = did_you_mean(column.field, known) or f"; known: {', '.join(known)}"
                 raise InputError(
-                    f"{self.file or 'table'}: unknown column {format_value(column.header)}{hint}; "
+                    f"{self.file}: unknown column {format_value(column.header)}{hint}; "
                     "leave out what is not part of the problem"
                 )
             staged = column.field in FIELDS and FIELDS[column.field].kind in ("stage", "cut")
             if column.stage is not None and not staged:
                 raise InputError(
-                    f"{self.file or 'table'}: column {column.header}: {column.field} has no stages"
+                    f"{self.file}: column {column.header}: {column.field} has no stages"
                 )
             first = self.first[column.field, column.stage]
             if first is not column:
                 raise InputError(
-                    f"{self.file or 'table'}: columns {first.header} and {column.header} both hold "
+                    f"{self.file}: columns {first.header} and {column.header} both hold "
                     f"{column.field}, keep one"
                 )
 
@@ -172,16 +161,16 @@ class _Table:
             found.setdefault(name, []).append(r)
         return found
 
-    def per_job(self, field: str, jobs: Mapping[str, Sequence[int]]) -> list[int | None]:
-        """A column that repeats the value of a job in its rows; None if all of them are empty."""
-        column, found = self.plain[field], list[int | None]()
+    def per_job(self, field: str, jobs: Mapping[str, Sequence[int]], default: Any) -> list[Any]:
+        """A column that repeats the value of a job in its rows; `default` if all are empty."""
+        column, found = self.plain[field], []
         for rows in jobs.values():
             values: dict[int, int] = {}
             for r in rows:
                 value = self.number(r, column)
                 if value is not None and values.setdefault(value, r) == r and len(values) > 1:
                     self.refuse(r, column, f"expected {next(iter(values))} as before for this job")
-            found.append(next(iter(values), None))
+            found.append(next(iter(values), default))
         return found
 
     def joined(self, fields: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +179,7 @@ class _Table:
             if key in fields:
                 raise InputError(f"{key}: given as an argument, but it follows from the table")
         unit = {"time_unit": self.tick} if self.tick else {}
-        return {"name": file_label(Path(self.file).stem), **fields, **given, **unit}
+        return {"name": self.label, **fields, **given, **unit}
 
     def _unit_hint(self, column: _Column) -> str:
         hint = f" (or a unit: `time_unit`, or the header {column.header}_ms)"
@@ -233,7 +222,9 @@ def _column(header: str, cells: Sequence[Any], time_unit: str) -> _Column:
     return _Column(header, match[1], None if match[2] is None else int(match[2]), unit, cells)
 
 
-def _job_array(table: _Table, options: Mapping[str, Any]) -> JobArray:
+def job_array(given: Any, time_unit: str = "", tick: str = "", **options: Any) -> JobArray:
+    """See `JobArray.from_table`."""
+    table = _Table(given, time_unit, tick)
     is_long, per_job = bool(table.fields & {"kind", "stage"}), fields_of("job")
     if is_long:
         table.check(_LONG, [*_LONG, "bytes", *per_job])
@@ -241,13 +232,13 @@ def _job_array(table: _Table, options: Mapping[str, Any]) -> JobArray:
         table.check(_WIDE, ["job", *fields_of("job", "stage", "cut")])
     if not table.tick:
         raise InputError(
-            f"{table.file or 'table'}: the unit of the times is missing: give `time_unit`, or "
+            f"{table.file}: the unit of the times is missing: give `time_unit`, or "
             f"headers such as {'duration_ms' if is_long else 'forward_0_ms'}"
         )
     jobs = table.jobs()
     if not is_long and len(jobs) < len(table.places):
         name = next(name for name, rows in jobs.items() if len(rows) > 1)
-        raise InputError(f"{table.file or 'table'}: job {format_value(name)} has several rows")
+        raise InputError(f"{table.file}: job {format_value(name)} has several rows")
     cells: dict[str, dict[tuple[int, int], int]] = {"forward": {}, "backward": {}}
     for j, rows in enumerate(jobs.values()):
         for r in rows:
@@ -258,8 +249,7 @@ def _job_array(table: _Table, options: Mapping[str, Any]) -> JobArray:
     fields = _filled(cells, list(jobs))
     fields["names"] = list(jobs)
     for key in (key for key in per_job if key in table.plain):
-        column, default = table.per_job(key, jobs), FIELDS[key].default
-        fields[key] = [default if value is None else value for value in column]
+        fields[key] = table.per_job(key, jobs, FIELDS[key].default)
     return JobArray(**table.joined(fields, options))
 
 
@@ -314,9 +304,11 @@ def _filled(
     return fields
 
 
-def _job_shop(table: _Table, given: Mapping[str, Any]) -> JobShop:
-    windows = ["release", "deadline", "due", "job_weight"]
-    table.check(_SHOP, [*_SHOP, "step", *windows])
+def job_shop(given: Any, time_unit: str = "", tick: str = "", **options: Any) -> JobShop:
+    """See `JobShop.from_table`."""
+    table = _Table(given, time_unit, tick)
+    per_job = {"release": 0, "deadline": None, "due": 0, "job_weight": 1}
+    table.check(_SHOP, [*_SHOP, "step", *per_job])
     jobs, columns = table.jobs(), table.plain
     labels = [table.name(r, columns["machine"]) for r in range(len(table.places))]
     numbered = all(name.isdecimal() and name == str(int(name)) for name in labels)
@@ -329,13 +321,12 @@ def _job_shop(table: _Table, given: Mapping[str, Any]) -> JobShop:
                 raise InputError(f"job {format_value(name)}: two rows have the same step")
             rows = [steps[step] for step in sorted(steps)]
         chains.append([(number[labels[r]], table.required(r, columns["duration"])) for r in rows])
-    fields: dict[str, Any] = {key: table.per_job(key, jobs) for key in windows if key in columns}
-    for key, default in (("release", 0), ("due", 0), ("job_weight", 1)):
-        if key in fields:
-            fields[key] = [default if value is None else value for value in fields[key]]
+    fields: dict[str, Any] = {
+        key: table.per_job(key, jobs, default) for key, default in per_job.items() if key in columns
+    }
     if not numbered:
         fields["machines"] = list(number)
-    return JobShop(chains, **table.joined({"names": list(jobs), **fields}, given))
+    return JobShop(chains, **table.joined({"names": list(jobs), **fields}, options))
 
 
 def _exact(value: Any) -> Fraction | None:
@@ -362,8 +353,7 @@ def _recognises(source: Source) -> bool:
 
 
 def _read(source: Source) -> JobArray | JobShop:
-    table = _Table(source, "", "")
-    return _job_shop(table, {}) if "machine" in table.fields else _job_array(table, {})
+    return job_shop(source) if "machine" in _fields(source) else job_array(source)
 
 
 READER = Reader("table", recognises=_recognises, read=_read)

@@ -11,12 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from optsched.bandwidth.models.collectives import (
-    bus_factor,
-    check_rates,
-    named_in,
-    others_alike,
-)
+from optsched.bandwidth.models.collectives import check_rates, named_in, others_alike
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.bandwidth.models.model import OPERATIONS
 from optsched.bandwidth.topology.foreign import without_escapes
@@ -29,8 +24,6 @@ from optsched.io.values import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-
-__all__ = ["bus_factor", "read_host_map", "read_logs"]
 
 # mpirun --tag-output and --timestamp-output, torchrun, kubectl logs --prefix; ray; srun -l; pdsh;
 # timestamps, of containers too; docker compose

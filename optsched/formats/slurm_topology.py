@@ -161,7 +161,6 @@ def _replace_all(entries: dict[str, Entry], hosts: Sequence[str]) -> None:
 
 def _conf(text: str, name: str, depth: int = 0) -> Iterator[_Row]:
     """Yield the rows of a ``topology.conf`` and of included files; continued lines are joined."""
-    known = {key for kind, keys in _KEYS.items() for key in (kind.lower(), *keys)}
     pending, start = "", 0
     for number, raw in enumerate([*text.splitlines(), ""], 1):
         line, start = pending + raw.partition("#")[0].rstrip(), start or number
@@ -178,19 +177,17 @@ def _conf(text: str, name: str, depth: int = 0) -> Iterator[_Row]:
             yield from _conf(inner, str(path), depth + 1)
         elif line.strip():
             try:
-                yield _row(line.strip(), place, known)
+                yield _row(line.strip(), place)
             except InputError as error:
                 raise InputError(f"{error}{looks_like(text)}") from None
         pending, start = "", 0
 
 
-def _row(line: str, place: str, known: set[str]) -> _Row:
+def _row(line: str, place: str) -> _Row:
     if left := _PAIR.sub("", line).strip():
         raise InputError(f"{place}: expected KEY=VALUE, got {left!r:.60}")
     pairs: dict[str, str] = {}
     for key, value in _PAIR.findall(line):
-        if key.lower() not in known:
-            raise InputError(f"{place}: unknown key {key!r:.60}")
         if key.lower() in pairs:
             raise InputError(f"{place}: {key} is given twice")
         pairs[key.lower()] = value.strip('"')
@@ -199,7 +196,7 @@ def _row(line: str, place: str, known: set[str]) -> _Row:
         raise InputError(f"{place}: expected SwitchName, BlockName or BlockSizes")
     for key in pairs:
         if key not in (kind.lower(), *_KEYS[kind]):
-            raise InputError(f"{place}: {key} does not go with {kind}")
+            raise InputError(f"{place}: unknown key {key!r:.60} of {kind}")
     nodes, switches = pairs.get("nodes", ""), pairs.get("switches", "")
     return _Row(place, kind, pairs[kind.lower()], nodes, switches)
 

@@ -180,19 +180,13 @@ def from_text(text: str, name: str, reentrant: bool = False) -> JobShop:
 
 
 def to_text(shop: JobShop) -> str:
-    """Return the canonical standard text, without names and time unit.
-
-    Raises
-    ------
-    InputError
-        The shop has releases or deadlines, which the format cannot express.
-    """
+    """Return the canonical standard text, without names and time unit; see `refuse_windows`."""
     refuse_windows(shop, "standard")
     return marked(standard_text(shop))
 
 
 def refuse_windows(shop: JobShop, format: str) -> None:
-    """Refuse to lose releases, deadlines, weights and due dates."""
+    """Refuse what the text formats cannot hold: windows, weights, due dates."""
     if shop.goal != Goal():
         raise InputError(f"the {format} format has no objective, weights and due dates: write json")
     if shop.has_windows:

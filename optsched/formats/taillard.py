@@ -73,7 +73,7 @@ def to_text(shop: JobShop) -> str:
     Raises
     ------
     InputError
-        The shop has windows, or a job that does not visit every machine exactly once.
+        The shop has windows, weights or due dates, or a job does not visit every machine once.
     """
     refuse_windows(shop, "taillard")
     if not shop.visits_every_machine_once:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from optsched.bandwidth.models.collectives import bus_factor
 from optsched.bandwidth.models.measurements import Measurement, MeasurementTable, MixedMeasurements
 from optsched.errors import InputError
-from optsched.formats.nccl_tests import bus_factor, read_host_map, read_logs
+from optsched.formats.nccl_tests import read_host_map, read_logs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -61,7 +61,7 @@ def test_include(tmp_path: Path) -> None:
     conf.write_text("Include racks/leaves.conf\nSwitchName=top Switches=s[0-1]\n")
     assert read_domains(conf) == from_slurm(TREE)
     leaves.write_text("SwitchName=s0 Nodes=x Speed=1\n")
-    with pytest.raises(InputError, match=r"leaves\.conf:1: unknown key 'Speed'"):
+    with pytest.raises(InputError, match=r"leaves\.conf:1: unknown key 'speed'"):
         read_domains(conf)
     leaves.write_text("Include leaves.conf\n")
     with pytest.raises(InputError, match=r"leaves\.conf:1: Include: 20 files in each other"):
@@ -192,7 +192,7 @@ BAD = {
     "": "t: has neither",
     "Nodes=a\n": "t:1: expected SwitchName",
     "SwitchName=a Nodes=x Switches=b\n": "t:1: a switch has either",
-    "SwitchName=a Nodes=x Speed=9\n": "t:1: unknown key 'Speed'",
+    "SwitchName=a Nodes=x Speed=9\n": "t:1: unknown key 'speed'",
     "SwitchName=a Nodes=x nonsense\n": "t:1: expected KEY=VALUE, got 'nonsense'",
     "SwitchName=a Nodes=x[1-\n": "t:1: expected a list of hosts",
     "SwitchName=a Nodes=x\nSwitchName=b Switches=c\n": "t:2: Switches: there is no SwitchName=c",

@@ -377,7 +377,7 @@ class JobShop(Problem):
         return read_job_shop(path, format, reentrant)
 
     def write(self, path: str | os.PathLike[str], format: str = "json") -> None:
-        """Write a file, all of it or nothing; the text formats hold no windows and no names.
+        """Write a file, all of it or nothing; text formats hold no windows, weights or names.
 
         Parameters
         ----------
