@@ -195,7 +195,8 @@ def _by_machine(operations: _Operations, rows: Sequence[Any]) -> dict[int, int]:
                 f"starts[{k}]: the order of {describe(graph, ids[0])} and {describe(graph, ids[1])}"
                 f" on {machine} is not fixed; give a mapping from such names to starts"
             )
-        found[ids.pop(0)] = start
+        if found.setdefault(i := ids.pop(0), start) != start:  # it holds several machines
+            raise InputError(f"starts[{k}]: {describe(graph, i)} starts at {found[i]}, not {start}")
     return found
 
 

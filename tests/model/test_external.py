@@ -9,11 +9,14 @@ from hypothesis import given
 from strategies import schedules
 
 import optsched
-from optsched import CyclicOrder, InputError, JobArray, JobShop, Schedule, verify
+from optsched import CyclicOrder, InputError, JobArray, JobShop, Resource, Schedule, verify
 from optsched.model.graph import describe
 
 SHOP = JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], name="toy")
 GOOD = [0, 4, 0, 4]
+GANG = Schedule(
+    resources=(Resource("a"), Resource("b")), duration=[3], op_resources=[[0, 1]], arcs=[]
+)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +130,7 @@ def test_broken_rules_are_the_verifiers_sentences(starts: Any, kind: str, senten
         (lambda: Schedule.from_orders(SHOP, [[0, 3], 5]), r"orders\[1\]: expected a list of op"),
         (lambda: Schedule.from_orders(SHOP, {"m0": [0, 3], 0: [0]}), "orders: m0 is given twice"),
         (lambda: Schedule.from_starts(SHOP, [[0, 3], 5]), "starts: expected one row per job"),
+        (lambda: Schedule.from_starts(GANG, [(0, "a", 1), (0, "b", 2)]), "starts at 1, not 2"),
     ],
 )
 def test_refusals(make: Any, message: str) -> None:
