@@ -386,7 +386,7 @@ def _parts(value: Any, names: Iterable[str], seen: set[Any]) -> Iterator[str]:
     elif isinstance(value, tuple):
         yield from (part for one in value for part in _parts(one, names, seen))
     elif isinstance(value, np.ndarray):
-        yield hashlib.sha256(value.tobytes()).hexdigest()
+        yield f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
     elif isinstance(value, int | float | str | np.generic | np.dtype | types.Type | EnumType):
         yield repr(list(value) if isinstance(value, EnumType) else value)
 
