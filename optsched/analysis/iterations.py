@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from optsched.io.text import NANOSECONDS
 from optsched.model.graph import evaluate
 from optsched.model.schedule import Arcs, Csr, Schedule
 
@@ -82,8 +83,7 @@ def throughput(schedule: Schedule, jobs: tuple[JobReport, ...], span: int) -> fl
     """Iterations per second of all jobs together: those of one span (a period, or the makespan)."""
     if not jobs or span <= 0 or not schedule.time_unit:
         return None
-    ticks = {"ns": 10**9, "us": 10**6, "ms": 10**3, "s": 1}[schedule.time_unit]
-    return sum(job.iterations for job in jobs) * ticks / span
+    return sum(job.iterations for job in jobs) * 10**9 / NANOSECONDS[schedule.time_unit] / span
 
 
 def _begin(schedule: Schedule) -> npt.NDArray[Any]:

@@ -127,7 +127,9 @@ def setup_times(schedule: Schedule) -> IntArray:
 
 
 def held_bytes(
-    schedule: Schedule, row: Sequence[int], change: tuple[IntArray, IntArray] | None = None
+    schedule: Schedule,
+    row: Sequence[int] | IntArray,
+    change: tuple[IntArray, IntArray] | None = None,
 ) -> IntArray:
     """Bytes held while each of these operations runs, in this order, without workspaces.
 
@@ -161,7 +163,7 @@ def memory_steps(schedule: Schedule, resource: int, cycles: int = 1) -> tuple[In
         and lie in 0..horizon. Peaks that last no time (zero durations) do not show.
     """
     start = _starts(schedule)
-    row = np.array(_sequence(schedule, resource), np.int64)
+    row = _sequence(schedule, resource)
     turn, limit = schedule.period or 0, horizon(schedule, cycles)
     up, down = (
         schedule.acquire[row] + schedule.workspace[row],
@@ -197,15 +199,14 @@ def _starts(schedule: Schedule) -> IntArray:
     return schedule.start
 
 
-def _sequence(schedule: Schedule, resource: int) -> list[int]:
+def _sequence(schedule: Schedule, resource: int) -> IntArray:
     assert schedule.sequences is not None  # checked by `_starts`
-    row: list[int] = schedule.sequences[resource].tolist()
-    return row
+    return schedule.sequences[resource]
 
 
 def _in_order(schedule: Schedule, resource: int) -> IntArray:
     """Users of a resource in sequence order; by start time if the sequence is not a permutation."""
-    row = np.array(_sequence(schedule, resource), np.int64)
+    row = _sequence(schedule, resource)
     users = schedule.users[resource]
     if np.array_equal(np.sort(row), users):
         return row
@@ -213,7 +214,7 @@ def _in_order(schedule: Schedule, resource: int) -> IntArray:
 
 
 def _steady_level(schedule: Schedule, resource: int) -> int:
-    row = np.array(_sequence(schedule, resource), np.int64)
+    row = _sequence(schedule, resource)
     return _level(schedule, row, schedule.free[row] - schedule.acquire[row])
 
 
