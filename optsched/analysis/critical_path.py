@@ -20,10 +20,9 @@ def critical_path(schedule: Schedule) -> list[int]:
     """Operations in order of time, each of which starts when the one before it allows.
 
     Follows *tight* links backwards from an operation that ends last (under the maximum lateness: of
-    the latest job): an arc with a head that starts
-    exactly at ``end[tail] + lag``, or neighbours on a resource of which the second starts exactly
-    at the end of the first plus the setup (Pinedo, Scheduling, 7.1). Starts need not be
-    semi-active, nor feasible.
+    the latest job): an arc with a head that starts exactly at ``end[tail] + lag``, or neighbours on
+    a resource of which the second starts exactly at the end of the first plus the setup (Pinedo,
+    Scheduling, 7.1). Starts need not be semi-active, nor feasible.
 
     Returns
     -------

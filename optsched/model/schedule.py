@@ -395,9 +395,8 @@ class Schedule(Problem):
             The instance.
         starts
             One per operation: rows ``(job, machine, start)``, a list by index, one list per job,
-            or a mapping. Its keys are indices,
-            ``(job, position)`` with a job number or name, or names such as ``"F(job 3, stage 2)"``
-            (`optsched.model.graph.describe`).
+            or a mapping. Its keys are indices, ``(job, position)`` with a job number or name, or
+            names such as ``"F(job 3, stage 2)"`` (`optsched.model.graph.describe`).
         period
             Of a rolling problem; starts are then those of one iteration, in absolute time.
 
