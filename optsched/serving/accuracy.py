@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.errors import InputError
-from optsched.serving.fields import POINTS, FloatArray, frozen, non_negative, table
+from optsched.io.values import frozen
+from optsched.serving.fields import POINTS, FloatArray, non_negative, table
 
 WIDTHS: Final = (0.25, 0.5, 0.75, 1.0)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.io.strict_json import shortened, without_collector
+from optsched.io.values import frozen
 from optsched.serving.core import (
     BUSY,
     DONE,
@@ -26,7 +27,6 @@ from optsched.serving.core import (
     UNLOAD,
     UNLOADED,
 )
-from optsched.serving.fields import frozen
 from optsched.serving.log import Log
 from optsched.serving.plan import SLOTS
 from optsched.serving.routers import InfeasibleRoute, MarginalCost, View

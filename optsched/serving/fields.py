@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from optsched.errors import InputError
-from optsched.io.values import label, number
+from optsched.io.values import frozen, label, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-A = TypeVar("A", bound="npt.NDArray[Any]")
 FloatArray = npt.NDArray[np.float64]
 
 NS_PER_MS = 10**6
@@ -24,12 +23,6 @@ MAX_MS = 2**53 / 10**6
 """104 days: as ns every JSON reader represents it exactly."""
 MAX_VALUE = 1e12
 """Upper limit of all other numbers."""
-
-
-def frozen(array: A) -> A:
-    """Make the array read-only and return it."""
-    array.setflags(write=False)
-    return array
 
 
 def non_negative(place: str, given: Any) -> float:

@@ -11,11 +11,11 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.files import read_bytes, unpack_arrays, write_atomic
-from optsched.io.values import integer
+from optsched.io.values import frozen, integer
 from optsched.kernels.compile import helper
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING
-from optsched.serving.fields import frozen, non_negative
+from optsched.serving.fields import non_negative
 
 if TYPE_CHECKING:
     import os

@@ -10,11 +10,11 @@ import numpy as np
 from numba import types
 
 from optsched.errors import InputError, MissingExtra
-from optsched.io.values import integer
+from optsched.io.values import frozen, integer
 from optsched.kernels.compile import INT, entry, helper
 from optsched.serving import policy, rules
 from optsched.serving.core import DONE, NEVER, NONE, UNIT, records
-from optsched.serving.fields import NS_PER_MS, POINTS, frozen
+from optsched.serving.fields import NS_PER_MS, POINTS
 from optsched.serving.policy import GROUPS, Policy
 from optsched.serving.routers import Router
 from optsched.serving.scenario import Scenario

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.values import integer
+from optsched.io.values import frozen, integer
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNLOADING
-from optsched.serving.fields import NS_PER_MS, POINTS, frozen, non_negative
+from optsched.serving.fields import NS_PER_MS, POINTS, non_negative
 from optsched.serving.rules import Compiled
 from optsched.serving.world import expected_delays
 

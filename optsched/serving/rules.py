@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from optsched.io.values import frozen
 from optsched.kernels.compile import helper
 from optsched.serving.core import EMPTY, FREE, NEVER, UNIT, UNLOADING, load_of, slowdown
-from optsched.serving.fields import frozen
 from optsched.serving.plan import SLOTS
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numba import types
 
+from optsched.io.values import frozen
 from optsched.kernels.compile import INT, entry, helper
 from optsched.serving.core import (
     CORE,
@@ -111,8 +112,7 @@ def feasible(scenario: Scenario, plan: Plan | None) -> Any:
             found[s] = scenario.vram <= free
         for segment, width in pinned:
             found[s, segment, : width + 1] = True
-    found.setflags(write=False)
-    return found
+    return frozen(found)
 
 
 @helper(NONE, WORLD, INT, INT, INT, INT, counted=False, inline=True)
