@@ -9,6 +9,7 @@ from optsched.errors import InputError
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import check_format, decode, parse
 from optsched.io.text import one_line
+from optsched.io.values import one_of
 from optsched.plots.look import oklch
 from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
 from optsched.serving.comparison import MEASURES, Point, front_of
@@ -58,10 +59,7 @@ def pareto(
         matplotlib is not installed.
     """
     for name in (x, y):
-        if name not in MEASURES:
-            raise InputError(
-                f"pareto: expected measures of {', '.join(MEASURES)}, got {name!r:.60}"
-            )
+        one_of("pareto", name, MEASURES)
     if not points:
         raise InputError("points: there is nothing to draw")
     page = Path(path).suffix.lower() == ".html"

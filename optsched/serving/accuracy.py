@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.errors import InputError
-from optsched.io.values import frozen
+from optsched.io.values import frozen, one_of
 from optsched.serving.fields import POINTS, FloatArray, non_negative, table
 
 WIDTHS: Final = (0.25, 0.5, 0.75, 1.0)
@@ -113,8 +113,8 @@ def accuracy_table(
         With the tuple and the value.
     """
     n = len(np.asarray(widths))
-    if prior not in (None, "additive", "nearest"):
-        raise InputError(f"accuracy_prior: expected additive or nearest, got {prior!r:.60}")
+    if prior is not None:
+        one_of("accuracy_prior", prior, ("additive", "nearest"))
     if isinstance(given, Mapping):
         percent = np.full((n,) * segments, np.nan)
         for key, value in given.items():

@@ -14,7 +14,7 @@ import numpy as np
 from numba import from_dtype, types
 
 from optsched.errors import InputError
-from optsched.io.values import integer
+from optsched.io.values import boolean, integer
 from optsched.kernels.compile import INT, helper
 from optsched.serving.fields import milliseconds, non_negative
 from optsched.serving.plan import SLOTS
@@ -141,8 +141,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         integer("cap", self.cap, 1, SLOTS)
-        if not isinstance(self.strict, bool):
-            raise InputError(f"strict: expected true or false, got {self.strict!r:.60}")
+        object.__setattr__(self, "strict", boolean("strict", self.strict))
         non_negative("util_block", self.util_block)
         milliseconds("idle_ms", self.idle_ms)
         milliseconds("starve_ms", self.starve_ms)

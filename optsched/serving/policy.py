@@ -11,7 +11,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.files import read_bytes, unpack_arrays, write_atomic
-from optsched.io.values import frozen, integer
+from optsched.io.values import boolean, frozen, integer, one_of
 from optsched.kernels.compile import helper
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING
@@ -62,12 +62,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         shape = [integer(key, getattr(self, key), 1, 4096) for key in _SIZES]
-        if self.state not in ("paper", "extended"):
-            raise InputError(f"state: expected paper or extended, got {self.state!r:.60}")
+        one_of("state", self.state, ("paper", "extended"))
         if non_negative("epsilon", self.epsilon) > 1:
             raise InputError(f"epsilon: expected a number in 0..1, got {self.epsilon!r:.60}")
-        if not isinstance(self.sampled, bool):
-            raise InputError(f"sampled: expected true or false, got {self.sampled!r:.60}")
+        object.__setattr__(self, "sampled", boolean("sampled", self.sampled))
         _, count, _ = sizes(self.state, *shape)
         found = np.asarray(self.weights)
         if found.shape != (count,) or found.dtype.kind != "f" or not (abs(found) < 1e6).all():

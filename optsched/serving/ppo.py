@@ -10,7 +10,7 @@ import numpy as np
 from numba import types
 
 from optsched.errors import InputError, MissingExtra
-from optsched.io.values import frozen, integer
+from optsched.io.values import frozen, integer, one_of
 from optsched.kernels.compile import INT, entry, helper
 from optsched.serving import policy, rules
 from optsched.serving.core import DONE, NEVER, NONE, UNIT, records
@@ -93,8 +93,7 @@ def train_router(
         entropies of the heads ``server``, ``width`` and ``group``, and on the first trace
         ``accuracy``, ``mean_ms`` and ``cost_ms``, the objective per request.
     """
-    if mode not in ("flow", *PRESETS):
-        raise InputError(f"mode: expected flow, {', '.join(PRESETS)}, got {mode!r:.60}")
+    one_of("mode", mode, ("flow", *PRESETS))
     decisions = integer("decisions", decisions, 1, 10**12)
     seed = integer("seed", seed, 0, 2**31 - 1)
     one = isinstance(scenario, Scenario)

@@ -10,7 +10,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.csv_rows import csv_records
 from optsched.io.files import read_text
-from optsched.io.values import integer
+from optsched.io.values import integer, one_of
 from optsched.serving.accuracy import WIDTHS, additive
 from optsched.serving.fields import non_negative
 from optsched.serving.scenario import Contention, Link, Scenario, Server
@@ -102,10 +102,8 @@ def reference(
     fields
         Other fields of `Scenario`.
     """
-    if name not in LINKS:
-        raise InputError(f"name: expected one of {', '.join(LINKS)}, got {name!r:.60}")
     link = None
-    if LINKS[name]:
+    if LINKS[one_of("name", name, list(LINKS))]:
         sizes = [[4e-6 * 64 * 2**k * w * (32 // 2**k) ** 2 for w in WIDTHS] for k in range(4)]
         link = Link(2.0, 8 / 300 * 1000, sizes)
     given: dict[str, Any] = {

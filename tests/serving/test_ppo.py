@@ -128,7 +128,7 @@ def test_policy_is_saved_and_refuses_other_problems(tmp_path: Path) -> None:
         ({"servers": np.array(4)}, "weights: expected"),
         ({"weights": np.full(SIZE, np.nan)}, "weights: expected"),
         ({"weights": np.array([None])}, "is not a file of arrays"),
-        ({"sampled": np.array("no")}, "sampled: expected true or false"),
+        ({"sampled": np.array("no")}, "sampled: expected True or False"),
         ({"epsilon": np.array(np.nan)}, "epsilon: expected a number"),
         ({"format": np.array("optsched.policy/2")}, "format: expected"),
         ({"extra": np.array(1)}, "extra: unknown"),

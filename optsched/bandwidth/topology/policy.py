@@ -11,7 +11,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import shortened
-from optsched.io.values import integer
+from optsched.io.values import boolean, integer, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -92,12 +92,8 @@ class Policy:
                 raise InputError(f"{key}: expected the name of a level, got {name!r:.60}")
         if self.max_per_host is not None:
             integer("max_per_host", self.max_per_host, 1, ANY)
-        if not isinstance(self.same_type, bool):
-            raise InputError(f"same_type: expected true or false, got {self.same_type!r:.60}")
-        if self.balance not in BALANCES:
-            raise InputError(
-                f"balance: expected one of {', '.join(BALANCES)}, got {self.balance!r:.60}"
-            )
+        object.__setattr__(self, "same_type", boolean("same_type", self.same_type))
+        one_of("balance", self.balance, BALANCES)
         integer("min_hosts", self.min_hosts, 1, ANY)
         if self.max_hosts is not None:
             integer("max_hosts", self.max_hosts, 1, ANY)
