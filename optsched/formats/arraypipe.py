@@ -10,12 +10,11 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.formats.registry import Reader
 from optsched.io.strict_json import MAX_INTEGER, decode, placed
+from optsched.model.document import Count  # noqa: TC001 (msgspec reads the annotations)
 
 if TYPE_CHECKING:
     from optsched.formats.registry import Source
     from optsched.problems.jobarray.problem import JobArray
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
 
 
 class _Job(msgspec.Struct, forbid_unknown_fields=True):
