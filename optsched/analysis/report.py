@@ -68,12 +68,13 @@ class Report:
 
     ``span`` is the makespan, or the period; shares relate to it. ``objective``, ``lower_bound`` and
     ``status`` are claims of the document (default of the value: that of the starts); ``gap`` is
-    ``objective / lower_bound - 1``, None without a positive bound; ``solver`` is "" if unknown.
-    ``throughput`` is the iterations of all jobs per second, and ``iterations`` has one row per job;
-    None and () unless it is a job array. ``completions`` has one row per job if the objective
-    counts the ends of jobs, else (). ``path_is_complete``: the critical path leads from time
-    0 or a release to the end, or all the way round a period. ``least_period`` is the length of the
-    critical cycle, rounded up: where it is below the period, the same orders could repeat faster.
+    ``(objective - lower_bound) / |lower_bound|``, None for the bound 0 or without a bound;
+    ``solver`` is "" if unknown. ``throughput`` is the iterations of all jobs per second, and
+    ``iterations`` has one row per job; None and () unless it is a job array. ``completions`` has
+    one row per job if the objective counts the ends of jobs, else (). ``path_is_complete``: the
+    critical path leads from time 0 or a release to the end, or all the way round a period.
+    ``least_period`` is the length of the critical cycle, rounded up: where it is below the period,
+    the same orders could repeat faster.
     """
 
     name: str

@@ -137,7 +137,7 @@ _recent: list[tuple[Resource, ...]] = [()]
 
 def _resources(given: Any) -> tuple[Resource, ...]:
     if given is _recent[0]:
-        return given  # type: ignore[no-any-return]
+        return given
     seen: dict[str, int] = {}
     found = []
     for r, row in enumerate(listed("resources", given, "a list of Resource(name, memory)")):

@@ -38,7 +38,7 @@ class Progress(NamedTuple):
 
     @property
     def gap(self) -> float | None:
-        """Relative gap ``objective / lower_bound - 1``; None without both values."""
+        """Relative gap; see `relative_gap`."""
         return relative_gap(self.objective, self.lower_bound)
 
     def __str__(self) -> str:
