@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from optsched.cli.options import Output, argument, option
 from optsched.errors import InputError
-from optsched.formats import pipelining_csv, read_problem
+from optsched.formats import pipelining_csv
 from optsched.formats.job_logs import import_trace
+from optsched.formats.read_problem import from_tree, read_problem
 from optsched.formats.registry import Source, readers, writable, written
 from optsched.io.files import check_outputs, write_atomic
 from optsched.io.strict_json import parse, placed
@@ -109,7 +110,7 @@ def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str
         native = target in DOCUMENTS
         content = _document(problem, target) if native else written(problem, target).encode()
     if native:
-        again = read_problem.from_tree(parse(content.decode(), name), name)
+        again = from_tree(parse(content.decode(), name), name)
     elif readers()[target].holds:
         return content, []
     else:
@@ -137,8 +138,6 @@ def _document(problem: Problem, target: str) -> bytes:
 
 def _read(path: Path, format: str, reentrant: bool, job: Path | None) -> Problem:
     """Read a problem, a schedule with its orders."""
-    from optsched.formats.read_problem import read_problem
-
     if job is not None:
         if format != "csv" and not (format == "auto" and path.name.lower().endswith(".csv")):
             raise InputError(f"problem: only a CSV needs one, {path} is none")

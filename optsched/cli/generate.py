@@ -91,7 +91,7 @@ def cluster(
 ) -> None:
     """Write a synthetic GPU cluster, optionally with tenants and measurements.
 
-    Example: optsched generate cluster --hosts 8 -o c.json --state s.json --measurements m.csv
+    Example: optsched generate cluster --hosts 4 -o c.json --state s.json --measurements m.csv
     """
     check_outputs([output, state, measurements])
     sizes: dict[str, Any] = pairs("level", level or (), "LEVEL=HOSTS")

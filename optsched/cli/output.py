@@ -83,13 +83,6 @@ def stdin_or_file(file: Path) -> tuple[str, str]:
     return str(file), read_text(file)
 
 
-def indented(value: object) -> bytes:
-    """Return readable JSON."""
-    import msgspec
-
-    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
-
-
 def lines_of(values: Iterable[object]) -> bytes:
     """Return JSON lines."""
     import msgspec

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from optsched.cli.options import OptionalOutput, Output, Seed, argument, option, words
-from optsched.cli.output import facts, indented, wrote
+from optsched.cli.output import facts, wrote
 from optsched.errors import InputError
 from optsched.io.files import check_outputs
+from optsched.io.strict_json import indented
 from optsched.serving.log_check import check_log
 from optsched.serving.plan import plan_instances, plan_of
 from optsched.serving.routers import FORMS, router_of

@@ -10,11 +10,11 @@ import numpy as np
 
 from optsched.cli import serve
 from optsched.cli.options import Output, Seed, argument, option
-from optsched.cli.output import facts, indented, lines_of, wrote
+from optsched.cli.output import facts, lines_of, wrote
 from optsched.cli.progress import Bar
 from optsched.errors import InputError
 from optsched.io.files import check_outputs, read_text, write_atomic
-from optsched.io.strict_json import decode, parse
+from optsched.io.strict_json import decode, indented, parse
 from optsched.serving.accuracy import accuracy_table
 from optsched.serving.plan import plan_of
 from optsched.serving.routers import router_of

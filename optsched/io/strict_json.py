@@ -154,6 +154,11 @@ def rows(values: Iterable[Any], depth: int = 1) -> bytes:
     return b"[" + b",".join(parts) + b"\n" + b"  " * depth + b"]" if parts else b"[]"
 
 
+def indented(value: object) -> bytes:
+    """A value as JSON, one field a line."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n"
+
+
 def nested(document: bytes) -> bytes:
     """A document as the value of a member of another one: indented."""
     return document.rstrip().replace(b"\n", b"\n  ")

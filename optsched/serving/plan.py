@@ -13,7 +13,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
-from optsched.io.strict_json import decode_document, placed, read_json
+from optsched.io.strict_json import decode_document, indented, placed, read_json
 from optsched.io.values import integer, number, one_of
 from optsched.serving.fields import NS_PER_MS, POINTS
 
@@ -162,7 +162,7 @@ class Plan:
         ]
         others = {key: value for key, value in vars(self).items() if key != "instances"}
         found = _Document(format=FORMAT, instances=rows, **others)
-        write_atomic(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        write_atomic(path, indented(found))
 
 
 # model
