@@ -278,12 +278,12 @@ def _solve(scenario: Scenario, rate: float, seconds: float, weight: Any = None) 
     count = np.empty((len(scenario.servers), *scenario.vram.shape), object)
     for at in np.ndindex(count.shape):
         count[at] = (solver.NumVar if weight is None else solver.IntVar)(0, SLOTS, "")
-    flow = _flow(scenario, solver, share)
+    flow, times = _flow(scenario, solver, share), _times(scenario)
     cost = [value * one for value, one in zip(scenario.lost.tolist(), share, strict=True)]
     for s in range(len(scenario.servers)):
-        cost += _server_costs(scenario, solver, rate, count[s], flow, s)
+        cost += _server_costs(scenario, times, solver, rate, count[s], flow, s)
         if weight is not None:
-            cost += _waiting(scenario, solver, weight, count[s], flow, s)
+            cost += _waiting(scenario, times, solver, weight, count[s], flow, s)
     solver.Minimize(solver.Sum(cost))
     solver.SetTimeLimit(max(1, round(seconds * 1000)))
     status = solver.Solve()
@@ -326,10 +326,10 @@ def _flow(scenario: Scenario, solver: Any, share: list[Any]) -> dict[tuple[int, 
 
 
 def _server_costs(
-    scenario: Scenario, solver: Any, rate: float, count: Any, flow: Any, s: int
+    scenario: Scenario, times: _Times, solver: Any, rate: float, count: Any, flow: Any, s: int
 ) -> list[Any]:
     """Costs of the batches of server s; adds its memory, slots, utilisation and load."""
-    times, per_ns, server = _times(scenario), rate / 1e9, scenario.servers[s]
+    per_ns, server = rate / 1e9, scenario.servers[s]
     solver.Add(solver.Sum(list(count.ravel())) <= SLOTS)
     held = [int(v) * n for v, n in zip(scenario.vram.ravel(), count.ravel(), strict=True)]
     solver.Add(solver.Sum(held) <= round(server.vram_mb * 1000))
@@ -347,10 +347,10 @@ def _server_costs(
 
 
 def _waiting(
-    scenario: Scenario, solver: Any, weight: Any, count: Any, flow: Any, s: int
+    scenario: Scenario, times: _Times, solver: Any, weight: Any, count: Any, flow: Any, s: int
 ) -> list[Any]:
     """Rough costs of waiting on server s, which decrease with the instances of a segment."""
-    service = _times(scenario).whole[s]
+    service = times.whole[s]
     speed = 1 / np.maximum(scenario.cost.mean(axis=(1, 2, 3)) + scenario.launch, 1)
     found = []
     for k, row in enumerate(count):
