@@ -10,7 +10,7 @@ memory fits, so memory caps need no repair. Its value is the makespan.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numba import types
@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from optsched.solving.monitor import Monitor
 
 DEVICE = record(
-    "memory initial level first_ready n_ready free_at last best best_time drains_first waits"
+    "memory initial level first_ready n_ready free_at last best best_time"
+    " drains_first waits kept_drains_first kept_waits"
 )
-BLOCK = record("unit phase n_before available waiting start")
-UNIT = record("job enters drains new_enters new_drains enter_rank drain_rank entry")
-JOB = record("first_unit n_seen kind")
+BLOCK = record("unit phase available waiting")
+# job: of which a unit enters (drains) at this place, in the point that is tried, and kept_job in
+# the present one; unit: the unit at this place; rank: the place of the unit of this number
+PLACE = record("job kept_job unit rank")
+JOB = record("first_unit next_unit kind")
 WALK = record("random value best")
 
 FILLS, DRAINS, LATE = 0, 1, 2
@@ -40,7 +43,6 @@ STUCK: Final = -1
 """Value of a point whose list schedule cannot go on: no block fits into the memory left."""
 
 NEVER: Final = int(np.iinfo(np.int64).max)
-
 
 ROUND = 25_000
 """Moves between two starts; results of longer rounds are no better."""
@@ -53,6 +55,7 @@ COLDEST = 1e-4
 
 SLICE = 100_000
 """Operations placed between two checks of the limits."""
+
 MOST_MOVES = 200
 """Moves at one temperature."""
 
@@ -94,7 +97,7 @@ def improve(
         if k == 0 and from_rules:
             search.begin_with_rules(walk, Dispatcher(graph, seed))
         else:
-            search.begin(walk, random.permutation(len(walk.job)))
+            search.begin(walk, random.permutation(walk.n_jobs))
         search.anneal(walk, hottest)
         k += 1
     return search.made
@@ -117,7 +120,7 @@ class _Rounds:
     def begin_with_rules(self, walk: Annealing, dispatcher: Dispatcher) -> None:
         """Start from the best order of the job rules."""
         best = NEVER
-        chosen = order = np.arange(len(walk.job))
+        chosen = order = np.arange(walk.n_jobs)
         for rule in JOB_RULES:
             if self.is_over():
                 return
@@ -172,23 +175,18 @@ class Annealing:
     """
 
     def __init__(self, graph: Schedule, seed: int, mirrored: bool = False) -> None:
-        arrays = DispatchGraph.of(graph)
-        if mirrored:
-            arrays = arrays.reversed()
         self.graph, self.mirrored = graph, mirrored
-        self.operation, self.arc = arrays.operation, arrays.arc
-        self.device = _devices(arrays.machine)
-        self.block, self.unit, self.job = _units(graph, mirrored)
-        self.block["n_before"] = self.operation["n_before"]
-        self.walk = np.zeros(1, WALK)
+        self.state = _state_of(graph, mirrored)
+        self.walk = self.state.walk
         self.walk["random"] = np.random.default_rng(seed).integers(1, 2**62)
-        self.ready, self.order, self.best_order = np.empty((3, graph.n_operations), np.int64)
+        self.n_jobs = len(self.state.job)
 
     def begin(self, jobs: IntArray) -> None:
         """Start from the jobs in one order, the micro-batches of a job one after the other."""
-        sequence = np.repeat(jobs, np.bincount(self.unit["job"])[jobs])
-        for name in ("enters", "drains"):
-            self.unit[name] = sequence
+        state = self.state
+        n_units = np.diff(state.job["first_unit"], append=len(state.entry))
+        for sequence in (state.enters, state.drains):
+            sequence["job"] = np.repeat(jobs, n_units[jobs])
         self.walk["value"] = self.walk["best"] = NEVER
         self.run(0, 1.0)
 
@@ -199,42 +197,69 @@ class Annealing:
 
     def run(self, moves: int, temperature: float) -> None:
         """Try moves; with 0 only decode the current point."""
-        anneal(
-            self.operation, self.arc, self.device, self.block, self.unit, self.job, self.walk,
-            self.ready, self.order, self.best_order, moves, temperature,
-        )  # fmt: skip
+        anneal(self.state, moves, temperature)
 
     def sequences(self) -> Csr:
         """Machine orders of the best point."""
-        order = self.best_order
+        order = self.state.best_order
         return machine_orders(self.graph, order[::-1] if self.mirrored else order)
 
 
-def _devices(machine: Any) -> Any:
-    device = np.zeros(len(machine), DEVICE)
+class State(NamedTuple):
+    """A pipeline, the present point, the one that is tried, and its list schedule."""
+
+    op: Any
+    arc: Any
+    device: Any
+    block: Any
+    job: Any
+    enters: Any  # places of the order in which units enter
+    drains: Any
+    entry: IntArray  # by unit, units of a job in the order in which they enter: its first block
+    ready: IntArray
+    order: IntArray  # blocks in the order of their start
+    best_order: IntArray
+    walk: Any  # one
+
+
+STATE: Final[Any] = types.NamedTuple(
+    (
+        records(OPERATION, readonly=True), records(ARC, readonly=True), records(DEVICE),
+        records(BLOCK), records(JOB), records(PLACE), records(PLACE), INTS, INTS, INTS, INTS,
+        records(WALK),
+    ),
+    State,
+)  # fmt: skip
+
+
+def _state_of(graph: Schedule, mirrored: bool) -> State:
+    """Records of a pipeline, without a point yet."""
+    arrays = DispatchGraph.of(graph)
+    if mirrored:
+        arrays = arrays.reversed()
+    device = np.zeros(len(arrays.machine), DEVICE)
     for name, of in (("memory", "memory"), ("initial", "level"), ("first_ready", "first_ready")):
-        device[name] = machine[of]
+        device[name] = arrays.machine[of]
     device["drains_first"] = 1
-    return device
-
-
-def _units(graph: Schedule, mirrored: bool) -> tuple[Any, Any, Any]:
-    """Blocks with unit and phase, units in the order in which those of a job enter, jobs."""
     pairs = np.stack([graph.job, -graph.microbatch if mirrored else graph.microbatch])
-    labels, of = np.unique(pairs, axis=1, return_inverse=True)
-    block, unit = np.zeros(graph.n_operations, BLOCK), np.zeros(labels.shape[1], UNIT)
-    block["unit"] = of.ravel()
+    labels, unit = np.unique(pairs, axis=1, return_inverse=True)
+    n, n_units = graph.n_operations, labels.shape[1]
+    block, entry_of = np.zeros(n, BLOCK), np.zeros(n_units, np.int64)
+    block["unit"] = unit.ravel()
     is_late, is_forward = np.isin(graph.kind, ("W", "U")), graph.kind == "F"
     fills = is_late | ~is_forward if mirrored else is_forward
     block["phase"] = np.where(fills, FILLS, np.where(is_late, LATE, DRAINS))
-    unit["job"] = labels[0]
-    for blocks in (np.arange(graph.n_operations), np.flatnonzero(fills & ~is_late)):
+    for blocks in (np.arange(n), np.flatnonzero(fills & ~is_late)):
         first = blocks if mirrored else blocks[::-1]  # what is assigned last stays
-        unit["entry"][block["unit"][first]] = first
+        entry_of[block["unit"][first]] = first
     job = np.zeros(int(labels[0].max()) + 1, JOB)
     job["first_unit"] = np.searchsorted(labels[0], np.arange(len(job)))
     job["kind"] = _kinds(graph)
-    return block, unit, job
+    enters, drains = np.zeros((2, n_units), PLACE)
+    return State(
+        arrays.operation, arrays.arc, device, block, job, enters, drains, entry_of,
+        *np.empty((3, n), np.int64), np.zeros(1, WALK),
+    )  # fmt: skip
 
 
 def _kinds(graph: Schedule) -> IntArray:
@@ -263,14 +288,14 @@ def _random_below(w, n):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
-def _key(device, block, unit, n_units, i):  # type: ignore[no-untyped-def]
+def _key(s, device, i):  # type: ignore[no-untyped-def]
     """Priority of block i on its device: the least goes first."""
-    u = unit[block[i].unit]
-    if block[i].phase == FILLS:
-        return u.enter_rank + n_units * device.drains_first
-    if block[i].phase == DRAINS:
-        return u.drain_rank
-    return 2 * n_units + u.drain_rank
+    u, n_units = s.block[i].unit, len(s.entry)
+    if s.block[i].phase == FILLS:
+        return s.enters[u].rank + n_units * device.drains_first
+    if s.block[i].phase == DRAINS:
+        return s.drains[u].rank
+    return 2 * n_units + s.drains[u].rank
 
 
 @helper(counted=False, inline=True)
@@ -281,20 +306,21 @@ def _fits(op, device, i):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
-def _start(op, device, block, i):  # type: ignore[no-untyped-def]
+def _start(s, device, i):  # type: ignore[no-untyped-def]
     """Earliest start of block i at the end of its device's order."""
-    at = device.free_at
+    op, at = s.op, device.free_at
     if device.last >= 0 and op[device.last].family != op[i].family:
         at += op[device.last].setup_out + op[i].setup_in
-    return max(at, block[i].available)
+    return max(at, s.block[i].available)
 
 
 @helper(counted=False, inline=True)
-def _select(op, device, block, unit, ready):  # type: ignore[no-untyped-def]
-    """The next block of a device: the first to start, by priority among several.
+def _select(s, m):  # type: ignore[no-untyped-def]
+    """The next block of device m: the first to start, by priority among several.
 
     A device that waits takes the first by priority of all that can start before another ends.
     """
+    op, device, ready = s.op, s.device[m], s.ready
     device.best = -1
     device.best_time = NEVER
     best_key = 0
@@ -304,18 +330,18 @@ def _select(op, device, block, unit, ready):  # type: ignore[no-untyped-def]
         for k in range(begin, begin + device.n_ready):
             i = ready[k]
             if _fits(op, device, i):
-                latest = min(latest, _start(op, device, block, i) + op[i].duration)
+                latest = min(latest, _start(s, device, i) + op[i].duration)
     for k in range(begin, begin + device.n_ready):
         i = ready[k]
         if not _fits(op, device, i):
             continue
-        at = _start(op, device, block, i)
+        at = _start(s, device, i)
         if device.waits:
             if at >= latest and device.best >= 0:
                 continue
         elif at > device.best_time:
             continue
-        key = _key(device, block, unit, len(unit), i)
+        key = _key(s, device, i)
         is_first = at < device.best_time and not device.waits
         if device.best < 0 or is_first or key < best_key:
             device.best = k
@@ -324,57 +350,67 @@ def _select(op, device, block, unit, ready):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
-def _rank(unit, job):  # type: ignore[no-untyped-def]
-    """Ranks of units from the sequences of jobs; micro-batches of a job keep their order."""
+def _rank(job, sequence):  # type: ignore[no-untyped-def]
+    """Units and ranks of a sequence of jobs; micro-batches of a job keep their order."""
     for j in range(len(job)):
-        job[j].n_seen = 0
-    for p in range(len(unit)):
-        j = unit[p].new_enters
-        unit[job[j].first_unit + job[j].n_seen].enter_rank = p
-        job[j].n_seen += 1
-    for j in range(len(job)):
-        job[j].n_seen = 0
-    for p in range(len(unit)):
-        j = unit[p].new_drains
-        unit[job[j].first_unit + job[j].n_seen].drain_rank = p
-        job[j].n_seen += 1
+        job[j].next_unit = job[j].first_unit
+    for p in range(len(sequence)):
+        j = sequence[p].job
+        u = job[j].next_unit
+        job[j].next_unit = u + 1
+        sequence[p].unit = u
+        sequence[u].rank = p
 
 
-@helper(counted=False)
-def _decode(op, arc, device, block, unit, job, ready, order, limit):  # type: ignore[no-untyped-def]
-    """Makespan of the list schedule of a point, STUCK, or a number above `limit`.
-
-    Invariant: the ready blocks of a device are ``ready[first_ready : first_ready + n_ready]``, and
-    ``best`` is the place among them of the one to be placed next, for every device whose level,
-    end or ready blocks did not change since.
-    """
-    _rank(unit, job)
-    n_units = len(unit)
+@helper(counted=False, inline=True)
+def _reset(s):  # type: ignore[no-untyped-def]
+    """Begin a list schedule; returns the number of loose blocks, those without a device."""
+    op, block, device = s.op, s.block, s.device
     for m in range(len(device)):
         device[m].level = device[m].initial
         device[m].n_ready = 0
         device[m].free_at = 0
         device[m].last = -1
-        device[m].best = -1
-        device[m].best_time = NEVER
     for i in range(len(op)):
         block[i].available = op[i].release
-        block[i].waiting = block[i].n_before
-    for u in range(n_units):
-        if unit[u].enter_rank > 0:  # a unit enters behind the one before it
-            block[unit[u].entry].waiting += 1
+        block[i].waiting = op[i].n_before
+    for u in range(len(s.entry)):
+        if s.enters[u].rank > 0:  # a unit enters behind the one before it
+            block[s.entry[u]].waiting += 1
     n_loose = 0
     for i in range(len(op)):
         if block[i].waiting == 0:
-            r = op[i].resource
-            if r < 0:
-                order[len(op) - 1 - n_loose] = i
-                n_loose += 1
-            else:
-                ready[device[r].first_ready + device[r].n_ready] = i
-                device[r].n_ready += 1
+            n_loose = _make_ready(s, n_loose, i)
     for m in range(len(device)):
-        _select(op, device[m], block, unit, ready)
+        _select(s, m)
+    return n_loose
+
+
+@helper(counted=False, inline=True)
+def _make_ready(s, n_loose, i):  # type: ignore[no-untyped-def]
+    """Add a block to the ready ones of its device, or to the loose ones; returns their number."""
+    m = s.op[i].resource
+    if m < 0:
+        s.order[len(s.order) - 1 - n_loose] = i
+        return n_loose + 1
+    device = s.device[m]
+    s.ready[device.first_ready + device.n_ready] = i
+    device.n_ready += 1
+    return n_loose
+
+
+@helper(counted=False)
+def _decode(s, limit):  # type: ignore[no-untyped-def]
+    """Makespan of the list schedule of a point, STUCK, or a number above `limit`.
+
+    Invariant: the ready blocks of a device are ``ready[first_ready : first_ready + n_ready]``, and
+    ``best`` is the place among them of the one to be placed next, for every device whose level,
+    end or ready blocks did not change since. Loose blocks lie at the end of `order`.
+    """
+    op, arc, block, ready, order = s.op, s.arc, s.block, s.ready, s.order
+    _rank(s.job, s.enters)
+    _rank(s.job, s.drains)
+    n_loose = _reset(s)
     end = 0
     for count in range(len(op)):
         if n_loose > 0:
@@ -384,20 +420,19 @@ def _decode(op, arc, device, block, unit, job, ready, order, limit):  # type: ig
             r = -1
         else:
             r = 0
-            for m in range(1, len(device)):
-                if device[m].best_time < device[r].best_time:
+            for m in range(1, len(s.device)):
+                if s.device[m].best_time < s.device[r].best_time:
                     r = m
-            if device[r].best < 0:
+            device = s.device[r]
+            if device.best < 0:
                 return STUCK
-            place = device[r].best
-            at = device[r].best_time
-            i = ready[place]
-            device[r].n_ready -= 1
-            ready[place] = ready[device[r].first_ready + device[r].n_ready]
-            device[r].free_at = at + op[i].duration
-            device[r].last = i
-            device[r].level += op[i].acquire - op[i].free
-        block[i].start = at
+            at = device.best_time
+            i = ready[device.best]
+            device.n_ready -= 1
+            ready[device.best] = ready[device.first_ready + device.n_ready]
+            device.free_at = at + op[i].duration
+            device.last = i
+            device.level += op[i].acquire - op[i].free
         order[count] = i
         end = max(end, at + op[i].duration)
         if end > limit:
@@ -405,156 +440,119 @@ def _decode(op, arc, device, block, unit, job, ready, order, limit):  # type: ig
         for e in range(op[i].first_arc, op[i].end_arc):
             j = arc[e].head
             block[j].available = max(block[j].available, at + arc[e].weight)
-            n_loose = _offer(op, device, block, unit, ready, order, n_loose, r, j)
+            n_loose = _offer(s, n_loose, r, j)
         u = block[i].unit
-        if unit[u].entry == i and unit[u].enter_rank + 1 < n_units:
-            x = unit[unit[u].enter_rank + 1].new_enters  # the next unit of the sequence
-            j = unit[_unit_at(unit, job, x, unit[u].enter_rank + 1)].entry
-            n_loose = _offer(op, device, block, unit, ready, order, n_loose, r, j)
+        if s.entry[u] == i and s.enters[u].rank + 1 < len(s.entry):
+            following = s.enters[s.enters[u].rank + 1].unit
+            n_loose = _offer(s, n_loose, r, s.entry[following])
         if r >= 0:
-            _select(op, device[r], block, unit, ready)
+            _select(s, r)
     return end
 
 
 @helper(counted=False, inline=True)
-def _unit_at(unit, job, j, rank):  # type: ignore[no-untyped-def]
-    """The unit of job j that enters at a rank."""
-    u = job[j].first_unit
-    while unit[u].enter_rank != rank:
-        u += 1
-    return u
-
-
-@helper(counted=False, inline=True)
-def _offer(op, device, block, unit, ready, order, n_loose, r, j):  # type: ignore[no-untyped-def]
+def _offer(s, n_loose, r, j):  # type: ignore[no-untyped-def]
     """Count one predecessor of block j as placed; the last one makes it ready."""
-    block[j].waiting -= 1
-    if block[j].waiting > 0:
+    s.block[j].waiting -= 1
+    if s.block[j].waiting > 0:
         return n_loose
-    m = op[j].resource
-    if m < 0:
-        order[len(op) - 1 - n_loose] = j
-        return n_loose + 1
-    ready[device[m].first_ready + device[m].n_ready] = j
-    device[m].n_ready += 1
-    if m != r:
-        _select(op, device[m], block, unit, ready)
+    n_loose = _make_ready(s, n_loose, j)
+    m = s.op[j].resource
+    if m >= 0 and m != r:
+        _select(s, m)
     return n_loose
 
 
 @helper(counted=False, inline=True)
-def _move(w, device, unit, job):  # type: ignore[no-untyped-def]
+def _move(s):  # type: ignore[no-untyped-def]
     """Change the point in one respect: one order, both, or the flag of a device."""
-    n = len(unit)
+    w, job, n = s.walk[0], s.job, len(s.entry)
     choice = _random_below(w, 100)
     if choice >= 97:
-        m = _random_below(w, len(device))
+        device = s.device[_random_below(w, len(s.device))]
         if choice == 99:
-            device[m].waits = 1 - device[m].waits
-            return len(device) + m
-        device[m].drains_first = 1 - device[m].drains_first
-        return m
+            device.waits = 1 - device.waits
+        else:
+            device.drains_first = 1 - device.drains_first
+        return
     a = _random_below(w, n)
     b = _random_below(w, n)
-    enters = choice < 35 or choice >= 55
+    sequence = s.enters if choice < 35 or choice >= 55 else s.drains
     swap = _random_below(w, 2) == 0
     if swap:
         for _ in range(20):
-            x = unit[a].new_enters if enters else unit[a].new_drains
-            y = unit[b].new_enters if enters else unit[b].new_drains
-            if job[x].kind != job[y].kind:
+            if job[sequence[a].job].kind != job[sequence[b].job].kind:
                 break
             b = _random_below(w, n)
-    if enters and choice >= 55:  # the same change in both orders
-        c = _place_in_drains(unit, a)
-        d = _place_in_drains(unit, b) if swap else b
-        _change_drains(unit, c, d, swap)
-    if enters:
-        _change_enters(unit, a, b, swap)
-    else:
-        _change_drains(unit, a, b, swap)
-    return -1
+    if choice >= 55:  # the same change in both orders
+        _rank(job, s.enters)
+        _rank(job, s.drains)
+        c = s.drains[s.enters[a].unit].rank
+        d = s.drains[s.enters[b].unit].rank if swap else b
+        _change(s.drains, c, d, swap)
+    _change(sequence, a, b, swap)
 
 
 @helper(counted=False, inline=True)
-def _place_in_drains(unit, a):  # type: ignore[no-untyped-def]
-    """Where the unit that enters at a drains."""
-    x = unit[a].new_enters
-    n_before = 0
-    for p in range(a):
-        n_before += unit[p].new_enters == x
-    p = 0
-    while True:
-        if unit[p].new_drains == x:
-            if n_before == 0:
-                return p
-            n_before -= 1
-        p += 1
-
-
-@helper(counted=False, inline=True)
-def _change_enters(unit, a, b, swap):  # type: ignore[no-untyped-def]
+def _change(sequence, a, b, swap):  # type: ignore[no-untyped-def]
     """Exchange two places, or move the job at a to b."""
-    x = unit[a].new_enters
+    x = sequence[a].job
     if swap:
-        unit[a].new_enters = unit[b].new_enters
+        sequence[a].job = sequence[b].job
     step = 1 if a < b else -1
     while a != b and not swap:
-        unit[a].new_enters = unit[a + step].new_enters
+        sequence[a].job = sequence[a + step].job
         a += step
-    unit[b].new_enters = x
+    sequence[b].job = x
 
 
 @helper(counted=False, inline=True)
-def _change_drains(unit, a, b, swap):  # type: ignore[no-untyped-def]
-    """As `_change_enters`."""
-    x = unit[a].new_drains
-    if swap:
-        unit[a].new_drains = unit[b].new_drains
-    step = 1 if a < b else -1
-    while a != b and not swap:
-        unit[a].new_drains = unit[a + step].new_drains
-        a += step
-    unit[b].new_drains = x
+def _keep(s):  # type: ignore[no-untyped-def]
+    """Make the point that was tried the present one."""
+    for p in range(len(s.entry)):
+        s.enters[p].kept_job = s.enters[p].job
+        s.drains[p].kept_job = s.drains[p].job
+    for m in range(len(s.device)):
+        s.device[m].kept_waits = s.device[m].waits
+        s.device[m].kept_drains_first = s.device[m].drains_first
 
 
-@entry(
-    INT, records(OPERATION, readonly=True), records(ARC, readonly=True), records(DEVICE),
-    records(BLOCK), records(UNIT), records(JOB), records(WALK), INTS, INTS, INTS, INT,
-    types.float64, counted=False,
-)  # fmt: skip
-def anneal(op, arc, device, block, unit, job, walk, ready, order, best_order, moves, temperature):  # type: ignore[no-untyped-def]
+@helper(counted=False, inline=True)
+def _take_back(s):  # type: ignore[no-untyped-def]
+    """Return to the present point."""
+    for p in range(len(s.entry)):
+        s.enters[p].job = s.enters[p].kept_job
+        s.drains[p].job = s.drains[p].kept_job
+    for m in range(len(s.device)):
+        s.device[m].waits = s.device[m].kept_waits
+        s.device[m].drains_first = s.device[m].kept_drains_first
+
+
+@entry(INT, STATE, INT, types.float64, counted=False)
+def anneal(s, moves, temperature):  # type: ignore[no-untyped-def]
     """Metropolis moves at one temperature; returns the best makespan so far.
 
     A move is accepted if it raises the makespan by at most ``-temperature ln(u)``, u uniform: that
     threshold is drawn first, so that a list schedule is left as soon as it exceeds it.
     """
-    w = walk[0]
-    n = len(unit)
+    w = s.walk[0]
+    if moves == 0:
+        _keep(s)
     for _ in range(max(moves, 1)):
-        for p in range(n):
-            unit[p].new_enters = unit[p].enters
-            unit[p].new_drains = unit[p].drains
-        flipped = -1
         if moves > 0:
-            flipped = _move(w, device, unit, job)
+            _move(s)
         limit = w.value
         if w.value < NEVER:
             u = (_random_below(w, 1 << 30) + 1) / (1 << 30)
             limit += int(-temperature * math.log(u))
-        value = _decode(op, arc, device, block, unit, job, ready, order, limit)
+        value = _decode(s, limit)
         if value == STUCK or value > limit:
-            if flipped >= len(device):
-                device[flipped - len(device)].waits = 1 - device[flipped - len(device)].waits
-            elif flipped >= 0:
-                device[flipped].drains_first = 1 - device[flipped].drains_first
+            _take_back(s)
             continue
+        _keep(s)
         w.value = value
-        for p in range(n):
-            unit[p].enters = unit[p].new_enters
-            unit[p].drains = unit[p].new_drains
         if value < w.best:
             w.best = value
-            for i in range(len(order)):
-                best_order[i] = order[i]
+            for i in range(len(s.order)):
+                s.best_order[i] = s.order[i]
     return w.best

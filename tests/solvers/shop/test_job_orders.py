@@ -119,7 +119,7 @@ def test_makespan_of_a_walk_is_that_of_its_orders(rng: Random, mirrored: bool) -
     """Without releases also where time runs backwards; caps are kept."""
     graph = random_array(rng).graph()
     walk = Annealing(graph, rng.getrandbits(20), mirrored)
-    walk.begin(np.array(rng.sample(range(len(walk.job)), len(walk.job))))
+    walk.begin(np.array(rng.sample(range(walk.n_jobs), walk.n_jobs)))
     walk.run(50, 3.0)
     if walk.best < 10**12:  # no list schedule if all got stuck
         schedule = scheduled(graph, walk.sequences())
