@@ -13,6 +13,7 @@ from optsched.kernels.cycle_ratio import cycle_time
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load
+from optsched_solvers._random import random_state
 from optsched_solvers.periodic.construct import first_orders
 from optsched_solvers.shop import hand_made
 
@@ -92,7 +93,7 @@ class CycleWalk:
         self.cycle, self.state = Cycle.of(graph), State.of(graph)
         self._zeros = np.zeros(graph.n_operations, np.int64)
         self.control = control = np.zeros(1, walk.CONTROL)
-        control["random"] = (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) % 2**62 | 1
+        control["random"] = random_state(seed)
         control["columns"] = np.diff(graph.users.indptr).max(initial=1)
         control["setups"], control["floor"] = graph.has_setups, floor
         control["tenure"], control["spread"] = TENURE

@@ -13,6 +13,7 @@ from typing import Final
 from numba import types
 
 from optsched.kernels.compile import INT, entry, helper, record, records
+from optsched_solvers._random import random_below
 from optsched_solvers.periodic.orders import (
     CYCLE,
     NO_LIMIT,
@@ -23,7 +24,6 @@ from optsched_solvers.periodic.orders import (
     shift,
     sort_by_time,
 )
-from optsched_solvers.shop.tabu.neighbourhoods import random_below
 
 NO_PATH: Final = -(1 << 60)
 

@@ -9,7 +9,6 @@ memory fits, so memory caps need no repair. Its value is the makespan.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from optsched.kernels import longest_path
 from optsched.kernels.compile import INT, INTS, entry, helper, record, records
 from optsched.kernels.list_schedule import ARC, OPERATION, DispatchGraph
 from optsched.model.graph import machine_orders
+from optsched_solvers._random import accepted_rise, random_below, random_state
 from optsched_solvers.shop.rules import Dispatcher, is_pipeline
 
 if TYPE_CHECKING:
@@ -178,7 +178,7 @@ class Annealing:
         self.graph, self.mirrored = graph, mirrored
         self.state = _state_of(graph, mirrored)
         self.walk = self.state.walk
-        self.walk["random"] = np.random.default_rng(seed).integers(1, 2**62)
+        self.walk["random"] = random_state(seed)
         self.n_jobs = len(self.state.job)
 
     def begin(self, jobs: IntArray) -> None:
@@ -274,17 +274,6 @@ def _kinds(graph: Schedule) -> IntArray:
     return np.array([
         found.setdefault(columns[:, graph.job == j].tobytes(), len(found)) for j in range(n_jobs)
     ])  # fmt: skip
-
-
-@helper(counted=False, inline=True)
-def _random_below(w, n):  # type: ignore[no-untyped-def]
-    """Pseudo-random number in 0..n-1 (xorshift)."""
-    x = w.random
-    x ^= x << 13
-    x ^= (x >> 7) & 0x01FFFFFFFFFFFFFF  # a logical shift
-    x ^= x << 17
-    w.random = x
-    return ((x >> 16) & 0xFFFFFFFFFFFF) % n
 
 
 @helper(counted=False, inline=True)
@@ -467,23 +456,23 @@ def _offer(s, n_loose, r, j):  # type: ignore[no-untyped-def]
 def _move(s):  # type: ignore[no-untyped-def]
     """Change the point in one respect: one order, both, or the flag of a device."""
     w, job, n = s.walk[0], s.job, len(s.entry)
-    choice = _random_below(w, 100)
+    choice = random_below(w, 100)
     if choice >= 97:
-        device = s.device[_random_below(w, len(s.device))]
+        device = s.device[random_below(w, len(s.device))]
         if choice == 99:
             device.waits = 1 - device.waits
         else:
             device.drains_first = 1 - device.drains_first
         return
-    a = _random_below(w, n)
-    b = _random_below(w, n)
+    a = random_below(w, n)
+    b = random_below(w, n)
     sequence = s.enters if choice < 35 or choice >= 55 else s.drains
-    swap = _random_below(w, 2) == 0
+    swap = random_below(w, 2) == 0
     if swap:
         for _ in range(20):
             if job[sequence[a].job].kind != job[sequence[b].job].kind:
                 break
-            b = _random_below(w, n)
+            b = random_below(w, n)
     if choice >= 55:  # the same change in both orders
         _rank(job, s.enters)
         _rank(job, s.drains)
@@ -532,8 +521,8 @@ def _take_back(s):  # type: ignore[no-untyped-def]
 def anneal(s, moves, temperature):  # type: ignore[no-untyped-def]
     """Metropolis moves at one temperature; returns the best makespan so far.
 
-    A move is accepted if it raises the makespan by at most ``-temperature ln(u)``, u uniform: that
-    threshold is drawn first, so that a list schedule is left as soon as it exceeds it.
+    By how much the makespan may rise is drawn first, so that a list schedule is left as soon as it
+    exceeds that.
     """
     w = s.walk[0]
     if moves == 0:
@@ -543,8 +532,7 @@ def anneal(s, moves, temperature):  # type: ignore[no-untyped-def]
             _move(s)
         limit = w.value
         if w.value < NEVER:
-            u = (_random_below(w, 1 << 30) + 1) / (1 << 30)
-            limit += int(-temperature * math.log(u))
+            limit += accepted_rise(w, temperature)
         value = _decode(s, limit)
         if value == STUCK or value > limit:
             _take_back(s)

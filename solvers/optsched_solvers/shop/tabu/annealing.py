@@ -7,7 +7,6 @@ move is exact, by the heads of the whole schedule; a refused move is taken back.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,9 +14,10 @@ from numba import types
 
 from optsched.kernels.compile import INT, READ, entry, helper
 from optsched.model.objectives import job_ends, last_operations, per_job
+from optsched_solvers._random import accepted_rise, random_below
 from optsched_solvers.shop.rules import order_of
-from optsched_solvers.shop.tabu.neighbourhoods import left_is_safe, random_below
-from optsched_solvers.shop.tabu.state import STATE, arc_head, machine_head, shift
+from optsched_solvers.shop.tabu.neighbourhoods import left_is_safe
+from optsched_solvers.shop.tabu.state import STATE, arc_head, exchange, exchange_fits, machine_head
 from optsched_solvers.shop.tabu.walk import Walk
 
 if TYPE_CHECKING:
@@ -154,25 +154,9 @@ def pick_exchange(s, i):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
-def exchange_fits(s, u, v):  # type: ignore[no-untyped-def]
-    """Whether the bytes stay within the limit when v comes right before u."""
-    level = s.time[u].level
-    for x in (v, u):
-        op = s.op[x]
-        if level + op.acquire + op.workspace > op.capacity:
-            return False
-        level += op.acquire - op.free
-        if level < 0:
-            return False
-    return True
-
-
-@helper(counted=False, inline=True)
-def exchange(s, u, v):  # type: ignore[no-untyped-def]
+def exchange_and_end(s, u, v):  # type: ignore[no-untyped-def]
     """Put u right behind its machine neighbor v; ends and levels follow, tails do not."""
-    s.time[v].level = s.time[u].level
-    s.time[u].level += s.op[v].acquire - s.op[v].free
-    shift(True, s, u, v, 1)
+    exchange(s, u, v)
     # invariant: ends at earlier places of the topological order are exact
     for k in range(np.int64(s.link[v].place), len(s.order)):
         i = s.order[k]
@@ -195,10 +179,9 @@ def anneal(s, ends, first, weight, moves, temperature):  # type: ignore[no-untyp
         # the arc is tight: no other path leads from u to v where lags are >= 0 and blocks > 0
         if not left_is_safe(True, s, u, v) or not exchange_fits(s, u, v):
             continue
-        # a worse schedule is kept if it is worse by at most -temperature ln(x), x uniform
-        most = c.value - temperature * math.log((random_below(c, 1 << 30) + 1) / (1 << 30))
+        most = c.value + accepted_rise(c, temperature)
         for _attempt in range(2):
-            exchange(s, u, v)
+            exchange_and_end(s, u, v)
             value = total_of(s, ends, first, weight)
             if value <= most:
                 break

@@ -14,11 +14,13 @@ from typing import Final
 import numpy as np
 
 from optsched.kernels.compile import BOOL, INT, entry, helper
+from optsched_solvers._random import random_below
 from optsched_solvers.shop.tabu.state import (
     NO_LIMIT,
     STATE,
     arc_head,
     arc_tail,
+    level_behind,
     machine_head,
     makespan_of,
     move,
@@ -50,17 +52,6 @@ RUNNING, STUCK, DONE = 0, 1, 2
 
 REACH: Final = 300
 """How many operations a move passes at most in longer blocks."""
-
-
-@helper(counted=False, inline=True)
-def random_below(c, n):  # type: ignore[no-untyped-def]
-    """A number in 0..n-1 (xorshift64*, Vigna 2016); the state is the field `random` of c."""
-    x = c.random
-    x ^= (x >> 12) & 0xFFFFFFFFFFFFF
-    x ^= x << 25
-    x ^= (x >> 27) & 0x1FFFFFFFFF
-    c.random = x
-    return ((((x * 0x2545F4914F6CDD1D) >> 33) & 0x7FFFFFFF) * n) >> 31
 
 
 # which moves there are
@@ -210,10 +201,7 @@ def memory_fits(s, i, j, step):  # type: ignore[no-untyped-def]
     """Whether block places i..j keep the bytes within the limit after a move."""
     level = s.time[s.block[i].op].level
     for t in range(j - i + 1):
-        op = s.op[s.block[moved_place(i, j, step, t)].op]
-        if level + op.acquire + op.workspace > op.capacity:
-            return False
-        level += op.acquire - op.free
+        level = level_behind(s.op[s.block[moved_place(i, j, step, t)].op], level)
         if level < 0:
             return False
     return True

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from optsched.kernels.compile import INT, INTS, READ, entry, helper
+from optsched_solvers._random import random_below
 from optsched_solvers.shop.proof.symmetry import identical_jobs
-from optsched_solvers.shop.tabu.neighbourhoods import random_below
-from optsched_solvers.shop.tabu.state import STATE, shift
+from optsched_solvers.shop.tabu.state import STATE, exchange, exchange_fits
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Schedule
@@ -206,11 +206,7 @@ def may_swap(s, u, v):  # type: ignore[no-untyped-def]
     Exact: marks what u reaches through its arcs, up to the place of v.
     """
     link, op = s.link, s.op
-    level = s.time[u].level
-    if level + op[v].acquire + op[v].workspace > op[v].capacity:
-        return False
-    level += op[v].acquire - op[v].free
-    if level < 0 or level + op[u].acquire + op[u].workspace > op[u].capacity:
+    if not exchange_fits(s, u, v):
         return False
     low, high = np.int64(link[u].place), np.int64(link[v].place)
     link[u].mark = 1
@@ -253,8 +249,7 @@ def _relink(s, position, wrong, slot, swaps):  # type: ignore[no-untyped-def]
     `wrong` lists the operations that the guide puts behind their machine successor, `slot` their
     places in the list.
     """
-    link, time, op = s.link, s.time, s.op
-    n = len(s.order)
+    link, n = s.link, len(s.order)
     n_wrong = 0
     for i in range(n):
         slot[i] = -1
@@ -278,10 +273,7 @@ def _relink(s, position, wrong, slot, swaps):  # type: ignore[no-untyped-def]
             return made
         trials -= tried
         before = np.int64(link[u].machine_before)
-        level = time[u].level
-        shift(True, s, u, v, 1)
-        time[v].level = level
-        time[u].level = level + op[v].acquire - op[v].free
+        exchange(s, u, v)
         for x in (before, v, u):  # the three operations with a new machine successor
             if x != n:
                 n_wrong = update_wrong(s, position, wrong, slot, n_wrong, x)

@@ -13,6 +13,7 @@ import numpy as np
 from numba import types
 
 from optsched.kernels.compile import INT, INTS, entry, helper, records
+from optsched_solvers._random import random_state
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -110,7 +111,7 @@ def state_of(graph: Schedule, seed: int) -> State:
     columns = int(np.diff(graph.users.indptr).max(initial=1))
     arcs = max(1, min(n * columns, TABU_ENTRIES))
     control = np.zeros(1, CONTROL)
-    control["random"] = (seed * 0x9E3779B97F4A7C15 + 0x2545F4914F6CDD1D) % 2**62 | 1
+    control["random"] = random_state(seed)
     control["columns"] = columns
     control["tenure"], control["spread"] = _tenure(graph)
     control["has_setups"] = graph.has_setups
@@ -218,6 +219,14 @@ def machine_tail(general, s, i):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
+def level_behind(op, level):  # type: ignore[no-untyped-def]
+    """Bytes held behind an operation that begins at a level; negative if that is impossible."""
+    if level + op.acquire + op.workspace > op.capacity:
+        return -1
+    return level + op.acquire - op.free
+
+
+@helper(counted=False, inline=True)
 def makespan_of(s):  # type: ignore[no-untyped-def]
     """Latest end."""
     value = 0
@@ -245,6 +254,21 @@ def move(general, s, u, v, step):  # type: ignore[no-untyped-def]
     if general:
         _update_levels(s, first, last, level)
     _reschedule(general, s, first, last)
+
+
+@helper(counted=False, inline=True)
+def exchange_fits(s, u, v):  # type: ignore[no-untyped-def]
+    """Whether the bytes stay within the limit when v comes right before its neighbor u."""
+    level = level_behind(s.op[v], s.time[u].level)
+    return level >= 0 and level_behind(s.op[u], level) >= 0
+
+
+@helper(counted=False, inline=True)
+def exchange(s, u, v):  # type: ignore[no-untyped-def]
+    """Put u right behind its machine neighbor v; levels follow, heads and tails do not."""
+    s.time[v].level = s.time[u].level
+    s.time[u].level += s.op[v].acquire - s.op[v].free
+    shift(True, s, u, v, 1)
 
 
 @helper(counted=False, inline=True)
