@@ -28,6 +28,11 @@ def chosen_cores(workers: int) -> tuple[int, ...]:
     return tuple((cores[first:] + cores[:first])[:workers])
 
 
+def core_of(cores: tuple[int, ...], k: int) -> tuple[int, ...]:
+    """The core of engine k, in turn; () where there are none."""
+    return cores[k % len(cores) :][:1] if cores else ()
+
+
 @contextmanager
 def confined(cores: tuple[int, ...]) -> Iterator[None]:
     """Keep this thread, and the threads it starts meanwhile, on these cores; () = no change."""

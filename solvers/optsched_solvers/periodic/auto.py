@@ -11,7 +11,7 @@ from optsched.errors import InputError
 from optsched.solving.limits import available_cores
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
-from optsched_solvers._portfolio import Portfolio, chosen_cores
+from optsched_solvers._portfolio import Portfolio, chosen_cores, core_of
 from optsched_solvers.periodic import search
 
 if TYPE_CHECKING:
@@ -61,15 +61,12 @@ class Auto:
         def searcher(seed: int) -> Callable[[Monitor], Result]:
             return lambda member: search.solve(problem, replace(alone, seed=seed % 2**31), member)
 
-        def core(k: int) -> tuple[int, ...]:
-            return cores[k % len(cores) :][:1] if cores else ()
-
         portfolio = Portfolio(monitor)
-        portfolio.add(searcher(limits.seed), core(0))
+        portfolio.add(searcher(limits.seed), core_of(cores, 0))
         if modelled:  # one worker: they share a core
-            portfolio.add(lambda member: _modelled(problem, alone, member), core(1))
+            portfolio.add(lambda member: _modelled(problem, alone, member), core_of(cores, 1))
         for k in range(1 + modelled, min(limits.workers, len(cores) or available_cores())):
-            portfolio.add(searcher(limits.seed + k), core(k))
+            portfolio.add(searcher(limits.seed + k), core_of(cores, k))
         while portfolio.wait(0.02):
             pass
         return portfolio.finish()

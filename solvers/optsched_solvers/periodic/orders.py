@@ -29,10 +29,10 @@ ARC: Final = record("other weight tokens")
 # before, after: neighbors on the device, -1 for none; tokens: cycles that the arc to `after` spans;
 # level: bytes held when the operation begins; start: keeps all arcs at the last period found;
 # parent, through: tail and number of the arc that made the start (-1: the device's arc);
-# head, tail: longest paths from and to one critical operation at the period; rank: the number of
-# the operation on its device; key: scratch; best_after, best_tokens: the best orders
+# rank: the number of the operation on its device; key: scratch;
+# best_after, best_tokens: the best orders
 NODE: Final = record(
-    "start before after tokens head tail parent through level rank key best_after best_tokens"
+    "start before after tokens parent through level rank key best_after best_tokens"
 )
 # the operations that a move reorders, in their new order; gap: tokens before each, and after the
 # last; head: longest path after the move
@@ -79,6 +79,8 @@ class State(NamedTuple):
     node: Any
     order: IntArray  # operations by time in the cycle: a good order to relax arcs in
     critical: IntArray  # length of the last critical cycle, then its operations in order
+    head: IntArray  # longest paths from one critical operation at the period
+    tail: IntArray  # and to it
     moved: Any
     until: IntArray  # per operation and rank: move until which it is tabu before that one
 
@@ -88,11 +90,12 @@ class State(NamedTuple):
         n = graph.n_operations
         columns = int(np.diff(graph.users.indptr).max(initial=1))
         order, critical, until = (np.zeros(size, np.int64) for size in (n, n + 1, n * columns))
+        head, tail = np.zeros((2, n), np.int64)
         node, moved = np.recarray(n, NODE), np.recarray(n + 1, MOVED)
         node[:] = moved[:] = 0
         for r in range(graph.n_resources):
             node.rank[graph.users[r]] = np.arange(len(graph.users[r]))
-        return cls(node, order, critical, moved, until)
+        return cls(node, order, critical, head, tail, moved, until)
 
     def best(self, graph: Schedule) -> PeriodicOrders:
         """Read sequences and offsets, none negative, of `best_after` with `best_tokens`."""
@@ -113,7 +116,9 @@ class State(NamedTuple):
 CYCLE: Final[Any] = types.NamedTuple(
     (records(OPERATION, True), records(ARC, True), records(ARC, True), READ), Cycle
 )
-STATE: Final[Any] = types.NamedTuple((records(NODE), INTS, INTS, records(MOVED), INTS), State)
+STATE: Final[Any] = types.NamedTuple(
+    (records(NODE), INTS, INTS, INTS, INTS, records(MOVED), INTS), State
+)
 
 
 @helper(counted=False, inline=True)

@@ -99,65 +99,43 @@ def is_safe(cycle, state, u, v, step, period):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
-def heads(cycle, state, period, r):  # type: ignore[no-untyped-def]
-    """Longest paths from r to all operations at the period."""
-    op, arc, node, order = cycle.operation, cycle.arc_in, state.node, state.order
+def longest_paths(cycle, state, period, r, forward):  # type: ignore[no-untyped-def]
+    """Longest paths from r to all operations at the period into `head`, or to r into `tail`."""
+    op, node, order = cycle.operation, state.node, state.order
+    arc = cycle.arc_in if forward else cycle.arc_out
+    path = state.head if forward else state.tail
     n = len(order)
     for i in range(n):
-        node[i].head = NO_PATH
-    node[r].head = 0
+        path[i] = NO_PATH
+    path[r] = 0
     first = 0
     while order[first] != r:
         first += 1
-    # invariant: `head` is the length of a path; no cycle is longer than 0 at the least period
+    # invariant: `path` is the length of a path; no cycle is longer than 0 at the least period
     for _ in range(n):
         moved = False
         for k in range(1, n):
-            j = order[first + k if first + k < n else first + k - n]
-            longest = node[j].head
-            for e in range(op[j].first_in, op[j].end_in):
-                reached = node[arc[e].other].head + arc[e].weight - arc[e].tokens * period
-                if reached > longest:
-                    longest = reached
+            if forward:
+                j = order[first + k if first + k < n else first + k - n]
+            else:
+                j = order[first - k if first >= k else first - k + n]
+            longest = path[j]
+            begin, end = op[j].first_in, op[j].end_in
             i = node[j].before
+            if not forward:
+                begin, end = op[j].first_out, op[j].end_out
+                i = node[j].after
+            for e in range(begin, end):
+                reached = path[arc[e].other] + arc[e].weight - arc[e].tokens * period
+                if reached > longest:
+                    longest = reached
             if i >= 0:
-                reached = node[i].head + machine_weight(op, i, j) - node[i].tokens * period
+                u, v = (i, j) if forward else (j, i)
+                reached = path[i] + machine_weight(op, u, v) - node[u].tokens * period
                 if reached > longest:
                     longest = reached
-            if longest > node[j].head:
-                node[j].head = longest
-                moved = True
-        if not moved:
-            break
-
-
-@helper(counted=False, inline=True)
-def tails(cycle, state, period, r):  # type: ignore[no-untyped-def]
-    """Longest paths from all operations to r at the period."""
-    op, arc, node, order = cycle.operation, cycle.arc_out, state.node, state.order
-    n = len(order)
-    for i in range(n):
-        node[i].tail = NO_PATH
-    node[r].tail = 0
-    first = 0
-    while order[first] != r:
-        first += 1
-    for _ in range(n):  # the invariant of `heads`
-        moved = False
-        for k in range(1, n):
-            i = order[first - k if first >= k else first - k + n]
-            longest = node[i].tail
-            for e in range(op[i].first_out, op[i].end_out):
-                reached = node[arc[e].other].tail + arc[e].weight - arc[e].tokens * period
-                if reached > longest:
-                    longest = reached
-            j = node[i].after
-            if j >= 0:
-                reached = node[j].tail + machine_weight(op, i, j) - node[i].tokens * period
-                if reached > longest:
-                    longest = reached
-            if longest > node[i].tail:
-                node[i].tail = longest
+            if longest > path[j]:
+                path[j] = longest
                 moved = True
         if not moved:
             break
@@ -205,13 +183,13 @@ def estimate(cycle, state, period, r, u, v, step):  # type: ignore[no-untyped-de
     i, s = node[u].before, node[v].after
     n = new_order(state, u, v, step)
     longest = NO_PATH
-    t = node[i].head
+    t = state.head[i]
     for k in range(n):
         x = moved[k].operation
         t += machine_weight(op, i, x) - moved[k].gap * period
         for e in range(op[x].first_in, op[x].end_in):
             arc = cycle.arc_in[e]
-            reached = node[arc.other].head + arc.weight - arc.tokens * period
+            reached = state.head[arc.other] + arc.weight - arc.tokens * period
             if reached > t:
                 t = reached
         if x == r:
@@ -219,14 +197,14 @@ def estimate(cycle, state, period, r, u, v, step):  # type: ignore[no-untyped-de
             t = max(t, 0)
         moved[k].head = t
         i = x
-    t = node[s].tail
+    t = state.tail[s]
     i = s
     for k in range(n - 1, -1, -1):
         x = moved[k].operation
         t += machine_weight(op, x, i) - moved[k + 1].gap * period
         for e in range(op[x].first_out, op[x].end_out):
             arc = cycle.arc_out[e]
-            reached = node[arc.other].tail + arc.weight - arc.tokens * period
+            reached = state.tail[arc.other] + arc.weight - arc.tokens * period
             if reached > t:
                 t = reached
         if x == r:
@@ -313,8 +291,8 @@ def choose(cycle, state, control):  # type: ignore[no-untyped-def]
     r = critical[1 + max(first, 0)]
     if single >= 0:
         r = single
-    heads(cycle, state, c.value, r)
-    tails(cycle, state, c.value, r)
+    longest_paths(cycle, state, c.value, r, True)
+    longest_paths(cycle, state, c.value, r, False)
     if first < 0:
         for k in range(length):
             u = critical[1 + k]

@@ -13,7 +13,7 @@ from optsched.model.objectives import MAKESPAN, TOTAL
 from optsched.solving.limits import available_cores
 from optsched.solving.result import Result
 from optsched_solvers._loading import load, load_behind
-from optsched_solvers._portfolio import Portfolio, chosen_cores, member
+from optsched_solvers._portfolio import Portfolio, chosen_cores, core_of, member
 from optsched_solvers.shop import hand_made
 from optsched_solvers.shop.branch_and_bound import PROOF, BranchAndBound
 from optsched_solvers.shop.cpsat import CpSat
@@ -95,14 +95,14 @@ class Auto:
         search = self.search if self.search.supports(problem) else self.model
         prover: Solver = self.proof if self.proof.supports(problem) else self.model
         prove = prove and prover is not search
-        if limits.iterations is not None:
-            return self._in_turn(search, prover if prove else None, problem, limits, monitor)
-        return self._portfolio(search, prover if prove else None, problem, limits, monitor)
+        run = self._portfolio if limits.iterations is None else self._in_turn
+        return run(search, prover, prove, problem, limits, monitor)
 
     def _in_turn(
         self,
         search: Solver,
-        prover: Solver | None,
+        prover: Solver,
+        prove: bool,
         problem: Problem,
         limits: Limits,
         monitor: Monitor,
@@ -114,36 +114,33 @@ class Auto:
         """
         given = replace(limits, options={})
         half = monitor.remaining / 2
-        first = member(monitor, lambda: monitor.remaining < half) if prover else monitor
+        first = member(monitor, lambda: monitor.remaining < half) if prove else monitor
         result = search.solve(problem, given, first)
         empty = monitor.objective is None
-        if result.status == "infeasible" or monitor.should_stop() or not (prover or empty):
+        if result.status == "infeasible" or monitor.should_stop() or not (prove or empty):
             return result
         if empty:
             least = FIRST_EFFORT // problem.graph().n_operations
             given = replace(given, iterations=max(least, limits.iterations or 0))
-        if prover is None:
-            prover = self.proof if self.proof.supports(problem) else self.model
         return prover.solve(problem, given, monitor)
 
     def _portfolio(
         self,
         search: Solver,
-        prover: Solver | None,
+        prover: Solver,
+        prove: bool,
         problem: Problem,
         limits: Limits,
         monitor: Monitor,
     ) -> Result:
+        """Run engines side by side; `prover` only if the optimum is to be proved."""
         cores = chosen_cores(limits.workers)
         alone = replace(limits, workers=1, options={})
         portfolio = Portfolio(monitor)
 
-        def core(k: int) -> tuple[int, ...]:
-            return cores[k % len(cores) :][:1] if cores else ()
-
         def add_search(k: int) -> None:
             given = replace(alone, seed=(limits.seed + k) % 2**31)
-            portfolio.add(lambda shared: search.solve(problem, given, shared), core(k))
+            portfolio.add(lambda shared: search.solve(problem, given, shared), core_of(cores, k))
 
         def from_below(shared: Monitor) -> Result | None:
             try:
@@ -152,15 +149,17 @@ class Auto:
                 return None
 
         add_search(0)
-        joined = prover is not self.proof or problem.graph().n_operations > MODELLED_UP_TO
-        if prover is self.model:
-            portfolio.add(lambda shared: prover.solve(problem, alone, shared), core(1))
-        elif prover is not None:
-            portfolio.add(lambda shared: _prove(problem.graph(), alone, shared), core(1))
+        joined = (
+            not prove or prover is not self.proof or problem.graph().n_operations > MODELLED_UP_TO
+        )
+        if prove and prover is self.model:
+            portfolio.add(lambda shared: prover.solve(problem, alone, shared), core_of(cores, 1))
+        elif prove:
+            portfolio.add(lambda shared: _prove(problem.graph(), alone, shared), core_of(cores, 1))
             if limits.workers >= 3 and not joined:
-                portfolio.add(from_below, core(2))
+                portfolio.add(from_below, core_of(cores, 2))
                 joined = True
-        for k in range(3 if prover else 1, min(limits.workers, len(cores) or available_cores())):
+        for k in range(3 if prove else 1, min(limits.workers, len(cores) or available_cores())):
             add_search(k)
         least, most = STALLED_SECONDS
         patience = max(least, min(most, STALLED * monitor.remaining))
@@ -169,7 +168,7 @@ class Auto:
             if monitor.lower_bound != bound:
                 bound, since = monitor.lower_bound, monitor.elapsed
             elif not joined and monitor.elapsed - since > patience:
-                portfolio.add(from_below, core(1))
+                portfolio.add(from_below, core_of(cores, 1))
                 joined = True
         return portfolio.finish()
 

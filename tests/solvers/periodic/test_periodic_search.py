@@ -21,7 +21,7 @@ from optsched.solving.solution import PeriodicOrders
 from optsched.testing.random_problems import random_rolling
 from optsched_solvers.periodic.orders import Cycle, State, least_period, load
 from optsched_solvers.periodic.search import CycleWalk
-from optsched_solvers.periodic.walk import heads, tails
+from optsched_solvers.periodic.walk import longest_paths
 from optsched_solvers.shop import hand_made
 
 SEEDS = st.integers(0, 10**6)
@@ -123,9 +123,9 @@ def test_heads_and_tails_are_longest_paths(seed: int) -> None:
         for i, j, weight in arcs:
             head[j] = max(head[j], head[i] + weight)
             tail[i] = max(tail[i], tail[j] + weight)
-    heads(cycle, state, period, r)
-    tails(cycle, state, period, r)
-    for right, found in ((head, state.node.head), (tail, state.node.tail)):
+    longest_paths(cycle, state, period, r, True)
+    longest_paths(cycle, state, period, r, False)
+    for right, found in ((head, state.head), (tail, state.tail)):
         reached = [i for i in range(n) if right[i] > far // 2]
         assert [right[i] for i in reached] == found[reached].tolist()
     assert sorted(state.order.tolist()) == list(range(n))
