@@ -11,8 +11,7 @@ ENGINES = [
     (kind, name)
     for kind in KINDS
     for name in solvers(kind)
-    # job shops and job arrays have the same engines; `pods` takes no model of the suite
-    if kind != "jobarray" and name != "pods"
+    if kind != "jobarray"  # its engines are those of job shops
 ]
 
 PROVE = {"auto", "branch_and_bound", "cpsat", "counts"}
