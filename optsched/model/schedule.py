@@ -69,7 +69,7 @@ class Problem(ABC):
     @property
     @abstractmethod
     def sha256(self) -> str:
-        """Hash of the content, 64 hexadecimal digits: names and file formats do not count."""
+        """Hash of the content, 64 hexadecimal digits, without the instance's name and format."""
 
     @abstractmethod
     def graph(self) -> Schedule:
