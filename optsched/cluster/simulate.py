@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from optsched.errors import InputError
@@ -80,7 +81,6 @@ def simulate(
     from optsched.cluster.workload.nodes import NodeFailures, Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.build import check_fits
-    from optsched.cluster.world.engine import simulate_generic
     from optsched.cluster.world.settings import Settings
 
     fails = isinstance(changes, NodeFailures)
@@ -98,23 +98,31 @@ def simulate(
     check_fits(jobs, nodes, settings)
     _check_groups(jobs, chosen)
 
-    def log_under(settings: Settings) -> Log:
-        compiled = getattr(chosen, "compiled", None)
-        if not callable(compiled) or engine != "auto":
-            return simulate_generic(jobs, chosen, nodes, settings, on_progress).log
-        log: Log = compiled(jobs, nodes, settings)
-        if on_progress is not None:
-            on_progress(int(log.finished.max()), int((log.finished >= 0).sum()), len(jobs))
-        return log
-
+    run = partial(_log, jobs, chosen, nodes, on_progress, engine == "auto")
     if fails:
-        settings, log = _failing(changes, jobs, nodes, settings, log_under)
+        settings, log = _failing(changes, jobs, nodes, settings, run)
     else:
-        log = log_under(settings)
+        log = run(settings)
     sentences = getattr(chosen, "notes", None)
     notes = tuple(sentences(jobs, nodes)) if callable(sentences) else ()
     options, reasons = policy_options(chosen), getattr(chosen, "reasons", None)
     return Run(jobs, nodes, settings, chosen.name, options, log, notes=notes, reasons=reasons)
+
+
+def _log(
+    jobs: Workload, policy: Policy, nodes: Nodes,
+    on_progress: Callable[[int, int, int], None] | None, compiled: bool, settings: Settings,
+) -> Log:  # fmt: skip
+    """Run the policy, in compiled code where there is one."""
+    from optsched.cluster.world.engine import simulate_generic
+
+    simulation = getattr(policy, "compiled", None)
+    if not callable(simulation) or not compiled:
+        return simulate_generic(jobs, policy, nodes, settings, on_progress).log
+    log: Log = simulation(jobs, nodes, settings)
+    if on_progress is not None:
+        on_progress(int(log.finished.max()), int((log.finished >= 0).sum()), len(jobs))
+    return log
 
 
 def _failing(

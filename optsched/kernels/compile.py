@@ -281,7 +281,8 @@ class _Store(caching.NullCache):
 
     @property
     def prefix(self) -> str:
-        return f"{self._owner.__module__}.{self._owner.__name__}.{_machine()}"
+        """What files of earlier contents begin with."""
+        return f"{self._owner.__module__}.{self._owner.__qualname__}.{_machine()}"
 
     def find(self) -> Path | None:
         """Its file, if there is one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import numba
 import numpy as np
 import pytest
 from depth import depth, few_examples
@@ -14,6 +15,7 @@ from rigid_workloads import clusters, workload
 
 from optsched.cluster import Choice, Nodes, PolicyError, Stalled, compiled, simulate
 from optsched.cluster.policies import get
+from optsched.cluster.world.compiled import _loop
 from optsched.errors import InputError
 
 
@@ -181,3 +183,9 @@ def test_a_module_that_breaks_is_told(tmp_path, monkeypatch):
         get("breaks_at_once:X")
     with pytest.raises(InputError, match=r"cannot be made: .*missing 1 required"):
         get("needs_more:Needs")
+
+
+def test_rules_with_other_arguments_keep_their_machine_code():
+    """A rule that changes replaces its file on disk; one with other arguments has another one."""
+    files = {_loop(_gap, numba.typeof(given))[1]._cache.prefix for given in ((1,), (1.0,))}
+    assert len(files) == 2

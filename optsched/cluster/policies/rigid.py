@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Backfill = Literal["none", "first_fit", "easy"]
 BACKFILLS: Final = ("none", "first_fit", "easy")
-_FIRST_FIT: Final = 1
 _EASY: Final = 2
 BY_ARRIVAL: Final = 0
 BY_ESTIMATE: Final = 1

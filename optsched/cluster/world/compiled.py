@@ -25,9 +25,11 @@ a class with options derives from `RulePolicy`::
 
 from __future__ import annotations
 
+import hashlib
 import re
 import traceback
 from functools import cache
+from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
@@ -349,4 +351,7 @@ def _loop(rule: Any, arguments: Any) -> tuple[tuple[str, ...], Any]:
         return _PAUSE
 
     loop.__module__, loop.__name__ = rule.__module__, rule.__qualname__
+    # a rule of the same name in another script, or with other arguments, is another file on disk
+    made_of = f"{Path(rule.__code__.co_filename).name} {arguments}"
+    loop.__qualname__ = f"{loop.__name__}-{hashlib.sha256(made_of.encode()).hexdigest()[:8]}"
     return columns, entry(INT, INT, INT, INT, arguments)(loop)
