@@ -69,7 +69,7 @@ class Result:
 
     @property
     def gap(self) -> float | None:
-        """Relative gap ``objective / lower_bound - 1``; None without both."""
+        """Relative gap ``(objective - lower_bound) / |lower_bound|``; None without both."""
         return relative_gap(self.objective, self.lower_bound)
 
     @property

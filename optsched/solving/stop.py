@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gap:
-    """Stop as soon as ``objective / lower_bound - 1`` is at most this: 0.01 is one percent."""
+    """Stop as soon as the gap (`Progress.gap`) is at most this: 0.01 is one percent."""
 
     relative: float
 
