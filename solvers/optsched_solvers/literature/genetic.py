@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.errors import InputError, MissingExtra
+from optsched.errors import MissingExtra
+from optsched.io.values import integer
 from optsched.model.graph import evaluate, machine_orders
 from optsched.model.objectives import MAKESPAN, TOTAL, objective_value
 from optsched.model.schedule import NO_DEADLINE, Csr
@@ -160,9 +161,7 @@ def evolve(decoder: Decoder, limits: Limits, iterations: int) -> int:
 
 def population_size(options: Mapping[str, Any]) -> int:
     """Check the option ``population``; raise `MissingExtra` without DEAP."""
-    size = options.get("population", 60)
-    if isinstance(size, bool) or not isinstance(size, int) or not 4 <= size <= MOST:
-        raise InputError(f"options.population: expected an integer in 4..{MOST}, got {size!r:.60}")
+    size = integer("options.population", options.get("population", 60), 4, MOST)
     try:
         import deap  # noqa: F401
     except ImportError:

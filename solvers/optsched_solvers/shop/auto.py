@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from optsched.errors import InputError
+from optsched.io.values import integer
 from optsched.model.objectives import MAKESPAN, TOTAL
 from optsched.solving.limits import available_cores
 from optsched.solving.result import Result
@@ -190,6 +191,4 @@ def _wants_proof(graph: Schedule, limits: Limits) -> bool:
     most = limits.options.get("exact_up_to")
     if most is None:
         return True
-    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
-        raise InputError(f"options.exact_up_to: expected a number of jobs >= 0, got {most!r:.60}")
-    return len(np.unique(graph.job)) <= most
+    return len(np.unique(graph.job)) <= integer("options.exact_up_to", most)

@@ -19,6 +19,7 @@ from optsched.kernels.compile import INT, INTS, entry, helper, record, records
 from optsched.kernels.list_schedule import ARC, OPERATION, DispatchGraph
 from optsched.model.graph import machine_orders
 from optsched_solvers._random import accepted_rise, random_below, random_state
+from optsched_solvers.shop.proof.symmetry import identical_jobs
 from optsched_solvers.shop.rules import Dispatcher, is_pipeline
 
 if TYPE_CHECKING:
@@ -254,26 +255,14 @@ def _state_of(graph: Schedule, mirrored: bool) -> State:
         entry_of[block["unit"][first]] = first
     job = np.zeros(int(labels[0].max()) + 1, JOB)
     job["first_unit"] = np.searchsorted(labels[0], np.arange(len(job)))
-    job["kind"] = _kinds(graph)
+    job["kind"] = np.arange(len(job))
+    for group in identical_jobs(graph):  # to exchange them changes nothing
+        job["kind"][graph.job[[blocks[0] for blocks in group]]] = graph.job[group[0][0]]
     enters, drains = np.zeros((2, n_units), PLACE)
     return State(
         arrays.operation, arrays.arc, device, block, job, enters, drains, entry_of,
         *np.empty((3, n), np.int64), np.zeros(1, WALK),
     )  # fmt: skip
-
-
-def _kinds(graph: Schedule) -> IntArray:
-    """Equal numbers for jobs whose blocks are equal: exchanging them changes nothing."""
-    columns = np.stack([
-        np.unique(graph.kind, return_inverse=True)[1].ravel(), graph.duration,
-        graph.single_resource, graph.setup_in, graph.setup_out, graph.acquire,
-        graph.free, graph.workspace, graph.release,
-    ])  # fmt: skip
-    found: dict[bytes, int] = {}
-    n_jobs = int(graph.job.max()) + 1
-    return np.array([
-        found.setdefault(columns[:, graph.job == j].tobytes(), len(found)) for j in range(n_jobs)
-    ])  # fmt: skip
 
 
 @helper(counted=False, inline=True)
