@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from optsched.analysis.occupancy import Bars, bars, horizon, left_out, setups
 from optsched.analysis.report import Report, report
 from optsched.errors import InputError
-from optsched.io.text import Unit, bytes_text, one_line, readable_unit, time_text
+from optsched.io.text import Unit, bytes_text, one_line, readable_unit
 from optsched.plots.look import colour, is_dark, shade, shades, worth
 from optsched.plots.picture import GRID, INK, MUTED, picture, suffix_of
 
@@ -322,30 +321,3 @@ def _colours(schedule: Schedule, operations: np.typing.NDArray[np.int64]) -> lis
             made[job, kind] = colour(job, look[kind])
         found.append(made[job, kind])
     return found
-
-
-def gantt_text(schedule: Schedule, begin: int, end: int, width: int = 88) -> str:
-    """One line per resource from `begin` to `end`, in the schedule's unit, for a terminal.
-
-    Small letters are forward blocks of jobs a, b, c, ..., capital ones backward blocks, ``~``
-    recomputes, ``+`` updates, dots idle time. Every column shows what runs in its middle.
-    """
-    if schedule.start is None:
-        raise InputError("this graph is not scheduled: there is nothing to draw")
-    if not begin < end:
-        raise InputError(f"end: expected more than {begin}, got {end}")
-    rows = [["."] * width for _ in schedule.resources]
-    ends = np.array([schedule.start, schedule.end]) - begin
-    columns = np.ceil(ends * width / (end - begin) - 0.5).clip(0, width).astype(int).T.tolist()
-    for i, resources in enumerate(schedule.op_resources.to_lists()):
-        kind, letter = schedule.kind[i], ascii_lowercase[schedule.job[i] % len(ascii_lowercase)]
-        sign = letter.upper() if kind == "B" else {"R": "~", "U": "+"}.get(kind, letter)
-        first, last = columns[i]
-        for r in resources:
-            rows[r][first:last] = sign * (last - first)
-    names = [one_line(resource.name, 16) for resource in schedule.resources]
-    width = max(map(len, names), default=0)
-    lines = [f"{name:{width}} |{''.join(row)}|" for name, row in zip(names, rows, strict=True)]
-    span = time_text(end - begin, schedule.time_unit)
-    lines.append(f"{'':{width}}  {span} of it; a forward, A backward of job 0, b of job 1, ...")
-    return "\n".join(lines)

@@ -16,11 +16,9 @@ from rolling_arrays import equal_jobs
 from strategies import periodic_schedules, schedules, spoilt
 
 from optsched.analysis.occupancy import bars, setups
-from optsched.arraypipe.plan.plan import random_schedule
 from optsched.errors import InputError
 from optsched.model.schedule import Csr, Resource, Schedule
 from optsched.plots import gantt
-from optsched.plots.gantt_chart import gantt_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -154,19 +152,3 @@ def test_legal_suffixes_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         gantt(pipeline(), tmp_path / "missing" / "x.svg")
     assert not list(tmp_path.iterdir())
-
-
-def test_chart_in_letters() -> None:
-    """Forward small, backward capital, idle dots; columns cover the span and no more."""
-    schedule = random_schedule([1, 1], 1, seed=2)
-    first, second = (gantt_text(schedule, 0, schedule.makespan, width=w) for w in (12, 60))
-    for text, width in ((first, 12), (second, 60)):
-        row = text.splitlines()[0].split("|")[1]
-        assert len(row) == width and set(row) == set("aAbB")
-        assert row.count("A") == row.count("B") == 2 * row.count("a") == 2 * row.count("b")
-    late = gantt_text(schedule, schedule.makespan, schedule.makespan + 5, width=5)
-    assert late.splitlines()[0].endswith("|.....|")
-    with pytest.raises(InputError, match="end: expected more than 4"):
-        gantt_text(schedule, 4, 4)
-    with pytest.raises(InputError, match="nothing to draw"):
-        gantt_text(schedule.graph(), 0, 4)
