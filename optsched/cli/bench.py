@@ -42,7 +42,9 @@ def bench(
     seeds: Annotated[int, option("Runs of each, with seeds 0, 1, ...", min=1)] = 1,
     workers: options.Workers = None,
     option: options.Options = None,
-    jobs: Annotated[int, option("Solves at once, <= cores / workers.", min=1)] = 1,
+    jobs: Annotated[
+        int, option("Solves at once; above cores / workers they slow each other.", min=1)
+    ] = 1,
     bounds: Annotated[
         Path | None,
         option(
