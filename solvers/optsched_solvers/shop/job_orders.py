@@ -259,9 +259,10 @@ def _state_of(graph: Schedule, mirrored: bool) -> State:
     for group in identical_jobs(graph):  # to exchange them changes nothing
         job["kind"][graph.job[[blocks[0] for blocks in group]]] = graph.job[group[0][0]]
     enters, drains = np.zeros((2, n_units), PLACE)
+    ready, order, best_order = np.empty((3, n), np.int64)
     return State(
         arrays.operation, arrays.arc, device, block, job, enters, drains, entry_of,
-        *np.empty((3, n), np.int64), np.zeros(1, WALK),
+        ready, order, best_order, np.zeros(1, WALK),
     )  # fmt: skip
 
 
