@@ -82,7 +82,7 @@ def expected_starts(
     def simulated(sigma: float) -> Any:
         work = np.where(left, _drawn(workload, done, sigma, random), workload.work)
         run = simulate(workload.changed(work=work), policy, nodes, start=start, **settings)
-        if run.metrics.unfinished:
+        if run.log.finished.min() < 0:  # after Ctrl-C
             raise KeyboardInterrupt
         return run
 

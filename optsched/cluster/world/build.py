@@ -1,4 +1,4 @@
-"""A `World` is made from jobs, nodes and settings; and read as a log, or as a reason to stop."""
+"""A `World` is made from jobs, nodes and settings, which are checked against each other."""
 
 from __future__ import annotations
 
