@@ -11,23 +11,6 @@ from optsched.cluster import Amdahl, Group, Job, Linear, Log, Nodes, Workload
 SECOND = 10**6
 
 
-@st.composite
-def ticking(draw: st.DrawFn, most: int = 30) -> tuple[list[int], list[int], list[int], int]:
-    """Submit times, gangs, durations, and the number of nodes of 8 GPUs."""
-    nodes = draw(st.sampled_from([1, 2, 3, 4, 8]))
-    n = draw(st.integers(1, most))
-    horizon, longest = draw(st.sampled_from([0, 5, 60, 900])), draw(st.sampled_from([3, 60, 900]))
-    gang = st.one_of(
-        st.sampled_from([1, 1, 2, 4, 8, 9, 12, 16, 20]),
-        st.integers(1, 8),
-        st.integers(1, 8 * nodes),
-    )
-    submit = draw(st.lists(st.integers(0, horizon), min_size=n, max_size=n))
-    gpus = draw(st.lists(gang, min_size=n, max_size=n))
-    duration = draw(st.lists(st.integers(1, longest), min_size=n, max_size=n))
-    return sorted(submit), [min(g, 8 * nodes) for g in gpus], duration, nodes
-
-
 def workload(submit: list[int], gpus: list[int], duration: list[int]) -> Workload:
     """Trace rows as jobs."""
     return Workload.of(

@@ -132,11 +132,11 @@ def _reasons(
     visible, used = np.zeros((2, len(w.groups)), np.int64)
     np.add.at(used, w.group[log.job[stays]], log.gpus[stays])
     fitting = _fitting(w, nodes, log, stays, present)
-    answer = {}
+    running, answer = {*log.job[stays].tolist()}, {}
     for j in np.flatnonzero((w.submit <= now) & ~ended).tolist():
         g = int(w.group[j])
         group, visible[g], least = w.groups[g], visible[g] + 1, int(w.size[w.size_ptr[j]])
-        if j in log.job[stays]:
+        if j in running:
             continue
         free, most = fitting(j)
         reason = of_free_gpus(least, free, most, policy)
