@@ -76,15 +76,16 @@ def load(monitor: Monitor, *modules: str) -> bool:
         return True
     loader = _loader(modules)
     with monitor.clock.pause():
-        while not loader.done.wait(_POLL) and not loaded(*modules):
+        while not (in_time := loader.done.wait(_POLL) or loaded(*modules)):
             loader.log()
             if monitor.should_stop():
-                if loader.compiles and not monitor.proved and not monitor.interrupted:
-                    monitor.missing.update(name.rpartition(".")[2] for name in modules)
-                return False
+                break
     if loader.failure is not None:
         raise loader.failure
-    return True
+    # also if they came at the last moment: whatever waited for them could not run
+    if loader.compiles and monitor.should_stop() and not (monitor.proved or monitor.interrupted):
+        monitor.missing.update(name.rpartition(".")[2] for name in modules)
+    return in_time
 
 
 def load_behind(*modules: str) -> None:

@@ -18,7 +18,7 @@ from optsched_solvers._portfolio import Portfolio, chosen_cores, core_of, member
 from optsched_solvers.shop import hand_made
 from optsched_solvers.shop.branch_and_bound import PROOF, BranchAndBound
 from optsched_solvers.shop.cpsat import CpSat
-from optsched_solvers.shop.rules import supported_graph, try_rules
+from optsched_solvers.shop.rules import KERNELS, supported_graph, try_rules
 from optsched_solvers.shop.tabu import solver as tabu
 
 if TYPE_CHECKING:
@@ -86,9 +86,7 @@ class Auto:
         if supported_graph(graph):
             hand_made.offer_first(problem, limits, monitor)
             if not monitor.should_stop():
-                load_behind(
-                    *tabu.MODULES, *(("shop.proof.pipeline_bounds", *PROOF) if prove else ())
-                )
+                load_behind(*_modules(graph, prove))
             try_rules(graph, limits, monitor)
             hand_made.offer(problem, monitor)
         if monitor.should_stop() and (monitor.objective is not None or monitor.remaining <= 0):
@@ -172,6 +170,13 @@ class Auto:
                 portfolio.add(from_below, core_of(cores, 1))
                 joined = True
         return portfolio.finish()
+
+
+def _modules(graph: Schedule, prove: bool) -> tuple[str, ...]:
+    """Modules whose kernels the engines will need, in this order."""
+    if graph.goal is not None:  # CP-SAT proves
+        return *KERNELS, *tabu.ANNEALING
+    return (*tabu.MODULES, "shop.proof.pipeline_bounds", *PROOF) if prove else tabu.MODULES
 
 
 def _prove(graph: Schedule, limits: Limits, monitor: Monitor) -> Result:

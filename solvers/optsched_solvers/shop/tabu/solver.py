@@ -71,7 +71,9 @@ MODULES = (
     *KERNELS, "shop.job_orders", "shop.tabu.neighbourhoods", "shop.tabu.state",
     "shop.tabu.path_relinking",
 )  # fmt: skip
-"""Modules with kernels."""
+"""Modules with kernels, for the makespan."""
+ANNEALING = ("shop.tabu.annealing", "shop.tabu.state")
+"""Those for the total weighted completion time, beside the rules'."""
 
 
 class Tabu:
@@ -126,7 +128,7 @@ class Tabu:
     def _anneal(self, graph: Schedule, limits: Limits, monitor: Monitor) -> None:
         """Search for the total weighted completion time, of which moves have no quick estimate."""
         start = monitor.best[1]
-        if start is not None and load(monitor, "shop.tabu.annealing", "shop.tabu.state"):
+        if start is not None and load(monitor, *ANNEALING):
             from optsched_solvers.shop.tabu import annealing
 
             annealing.improve(graph, start, limits, monitor)
