@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         elastic,
         formats,
         pipelines,
+        plan,
         plots,
         serving,
         testing,
@@ -69,7 +70,7 @@ _MODULE_OF = {
     for name in names.split()
 }
 _MODULES = (
-    "bandwidth", "cluster", "elastic", "formats", "pipelines", "plots", "serving",
+    "bandwidth", "cluster", "elastic", "formats", "pipelines", "plan", "plots", "serving",
     "testing",
 )  # fmt: skip
 
@@ -103,6 +104,7 @@ __all__ = [
     "elastic",
     "formats",
     "pipelines",
+    "plan",
     "plots",
     "serving",
     "solve",

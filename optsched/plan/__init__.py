@@ -1,0 +1,50 @@
+"""Decide what starts on a live cluster, when the other jobs start, and what to move.
+
+Examples
+--------
+>>> from optsched import bandwidth, plan
+>>> state = bandwidth.ClusterState.idle(bandwidth.synthetic.cluster("nvswitch", 2))
+>>> snapshot = plan.ClusterSnapshot(state, [plan.PlanJob(name="a", gpus=8, level="host")])
+>>> plan.plan(snapshot).starts["a"]
+(0, 1, 2, 3, 4, 5, 6, 7)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optsched.plan.clearing import Clearing, Defragmented, alternatives, clear, defragment
+    from optsched.plan.live import from_kubernetes, from_run, from_slurm
+    from optsched.plan.starts import Plan, Verdict, plan
+    from optsched.plan.snapshot import ClusterSnapshot, PlanJob
+
+_MODULE_OF = {
+    name: module
+    for module, names in {
+        "clearing": "Clearing Defragmented alternatives clear defragment",
+        "live": "from_kubernetes from_run from_slurm",
+        "starts": "Plan Verdict plan",
+        "snapshot": "ClusterSnapshot PlanJob",
+    }.items()
+    for name in names.split()
+}
+
+__all__ = [
+    "Clearing", "ClusterSnapshot", "Defragmented", "Plan", "PlanJob", "Verdict", "alternatives",
+    "clear", "defragment", "from_kubernetes", "from_run", "from_slurm", "plan",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Load public names on first use."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'optsched.plan' has no attribute {name!r}")
+    value = getattr(import_module(f"optsched.plan.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,105 @@
+"""Expected starts of waiting jobs: the simulator, from the present state of the cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from optsched.cluster import WORK, Group, Job, Nodes, Start, Stay, Table, Workload, expected_starts
+from optsched.cluster import policies as registry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from optsched.plan.moves import Counts
+    from optsched.plan.snapshot import PlanJob
+
+POLICY: Final = "fifo:backfill=first_fit"
+
+PERCENTILES: Final = (10, 50, 90)
+
+_LEAST_PRIORITY: Final = 99
+"""Of the simulator, which has priorities from 1."""
+
+
+class Forecast:
+    """Simulates the cluster from now on, with jobs that start now as running ones.
+
+    Jobs arrive in the order of the queue. The simulator counts GPUs, hosts and types; it does not
+    regard levels above hosts, pods and bandwidths. Quotas hold if the policy honours them, else
+    each quota is simulated as a cluster without hosts, and the later start counts.
+    """
+
+    def __init__(self, counts: Counts, policy: str, sigma: float, samples: int, seed: int) -> None:
+        self.counts, self.policy = counts, registry.get(policy)
+        self.draws: dict[str, Any] = {"sigma": sigma, "samples": samples, "seed": seed}
+        self.quotas = counts.snapshot.quotas
+        self.honours = getattr(self.policy, "honours_max_slots", False) is True
+
+    def starts(
+        self, started: Mapping[str, Sequence[int]], waiting: Sequence[PlanJob]
+    ) -> dict[str, tuple[int, ...]]:
+        """Return percentiles of the start of every waiting job, in seconds from now.
+
+        Parameters
+        ----------
+        started
+            GPUs of the requests that start now.
+        waiting
+            The others, in the order of the queue; those that can never run are left out.
+        """
+        counts, cluster = self.counts, self.counts.snapshot.cluster
+        host_of = cluster.host_of
+        running = [(job, dict(at)) for job, at in zip(counts.jobs, counts.at, strict=True)]
+        running += [
+            (job, dict(sorted(Counter(host_of[list(started[job.name])].tolist()).items())))
+            for job in counts.snapshot.waiting if job.name in started
+        ]  # fmt: skip
+        mixed = any(len({cluster.type_of[h] for h in at}) > 1 for _, at in running)
+        types = [cluster.types[t].name for t in cluster.type_of]
+        nodes = Nodes.of(
+            counts.capacity, names=[host.name for host in cluster.hosts],
+            types=[""] * len(types) if mixed else types,
+        )  # fmt: skip
+        found = self._simulated(running, waiting, nodes)
+        for group, gpus in self.quotas.items():
+            mine = [job for job in waiting if job.group == group and job.gpus <= gpus]
+            held = [(job, {0: job.gpus}) for job, _ in running if job.group == group]
+            if mine and not self.honours:
+                pool = Nodes.of([max(gpus, sum(job.gpus for job, _ in held))])
+                for name, times in self._simulated(held, mine, pool).items():
+                    found[name] = tuple(map(max, found[name], times))
+        first = min((job.time_left for job, _ in running), default=0)
+        return {name: tuple(max(t, first) for t in times) for name, times in found.items()}
+
+    def _simulated(
+        self, running: Sequence[tuple[PlanJob, dict[int, int]]], waiting: Sequence[PlanJob],
+        nodes: Nodes,
+    ) -> dict[str, tuple[int, ...]]:  # fmt: skip
+        """Return percentiles of starts on these nodes."""
+        urgency = {p: k for k, p in enumerate(sorted({j.priority for j in self.counts.jobs} |
+                                                     {j.priority for j in waiting}))}  # fmt: skip
+        jobs = [self._job(job, 0, urgency, nodes) for job, _ in running]
+        jobs += [self._job(job, 1 + k, urgency, nodes) for k, job in enumerate(waiting)]
+        now = 1 + len(waiting)
+        stays = [
+            Stay(job=job.name, start=0, nodes=at, work=job.elapsed * WORK) for job, at in running
+        ]
+        limits = self.quotas if self.honours and len(nodes) > 1 else {}
+        groups = [Group(name, max_slots=gpus) for name, gpus in limits.items()]
+        found = expected_starts(
+            Workload.of(jobs, groups=groups), self.policy, nodes, Start(now, tuple(stays)),
+            percentiles=PERCENTILES, **self.draws,
+        )  # fmt: skip
+        return {name: tuple(t - now for t in one.times) for name, one in found.items()}
+
+    def _job(self, job: PlanJob, submit: int, urgency: dict[int, int], nodes: Nodes) -> Job:
+        """Return a job that lasts as long as expected, on its type only."""
+        return Job(
+            name=job.name, submit=submit, sizes=(job.gpus,), group=job.group,
+            work=(job.elapsed + job.time_left) * WORK,
+            speedup=Table({1: 1.0, job.gpus: 1.0}),
+            priority=min(_LEAST_PRIORITY, 1 + urgency.get(job.priority, _LEAST_PRIORITY)),
+            speeds={kind: float(kind == job.type) for kind in {*nodes.types}
+                    if job.type is not None and kind},
+        )  # fmt: skip

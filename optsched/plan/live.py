@@ -1,0 +1,221 @@
+"""Snapshots from the output of Slurm and Kubernetes, or from a moment of the simulator."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from optsched.bandwidth import Cluster, ClusterState, Host, HostType
+from optsched.bandwidth import Job as StateJob
+from optsched.bandwidth.topology.kubernetes import RESOURCES, Item
+from optsched.errors import InputError
+from optsched.io.strict_json import decode, parse
+from optsched.plan.snapshot import ClusterSnapshot, PlanJob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from optsched.cluster import Run
+
+
+class _Number(msgspec.Struct):
+    number: int = 0
+    set: bool = True
+    infinite: bool = False
+
+
+class _SlurmJob(msgspec.Struct):
+    job_id: int
+    job_state: str | list[str] = ""
+    account: str | None = None
+    priority: _Number | int | None = None
+    submit_time: _Number | int | None = None
+    start_time: _Number | int | None = None
+    time_limit: _Number | int | None = None
+    node_count: _Number | int | None = None
+    tres_req_str: str | None = None
+    tres_alloc_str: str | None = None
+
+
+class _SlurmJobs(msgspec.Struct):
+    jobs: list[_SlurmJob]
+
+
+def from_slurm(
+    cluster: Cluster,
+    nodes_text: str,
+    jobs_json: Any,
+    *,
+    now: int,
+    quotas: Mapping[str, int] | None = None,
+) -> ClusterSnapshot:
+    """Read a snapshot from ``scontrol show node -d`` and ``squeue --json``.
+
+    Pending jobs with GPUs are the waiting ones, their accounts the groups, and time limits the
+    expected durations. The GPUs of a job on one node stay together. Jobs can be neither evicted
+    nor moved until costs are given.
+
+    Parameters
+    ----------
+    cluster
+        Hosts, or machines of hosts, are the nodes.
+    nodes_text, jobs_json
+        Text of the two commands; the second may be parsed already.
+    now
+        Time of the output, seconds since 1970.
+    quotas
+        Most GPUs of an account.
+    """
+    tree = parse(jobs_json, "squeue") if isinstance(jobs_json, str) else jobs_json
+    state = ClusterState.from_slurm(cluster, nodes_text, tree)
+    held = {job.name: len(job.gpus) for job in state.jobs}
+    given = decode(tree, _SlurmJobs, "squeue").jobs
+    urgency = sorted({_number(job.priority, 0) for job in given}, reverse=True)
+    found = []
+    for job in given:
+        name, pending = str(job.job_id), "PENDING" in job.job_state
+        gpus = held.get(name, _tres(job.tres_req_str) if pending else 0)
+        if gpus == 0:
+            continue
+        nodes = max(1, _number(job.node_count, 1))
+        limit = 60 * _number(job.time_limit, 60)
+        elapsed = 0 if pending else max(0, now - _number(job.start_time, now))
+        found.append(PlanJob(
+            name=name, gpus=gpus, pod=1 if gpus % nodes else gpus // nodes,
+            priority=urgency.index(_number(job.priority, 0)), group=job.account or "",
+            submit=_number(job.submit_time, 0), elapsed=elapsed,
+            time_left=max(1, limit - elapsed),
+        ))  # fmt: skip
+    return ClusterSnapshot(state, tuple(found), quotas or {}, now)
+
+
+def _number(given: _Number | int | None, default: int) -> int:
+    """Return a number of Slurm, which newer versions write as an object."""
+    if isinstance(given, _Number):
+        return given.number if given.set and not given.infinite else default
+    return default if given is None else given
+
+
+def _tres(text: str | None) -> int:
+    """Return the GPUs of ``cpu=8,gres/gpu=16``."""
+    parts = dict(part.split("=", 1) for part in (text or "").split(",") if "=" in part)
+    count = parts.get("gres/gpu", "0")
+    if not count.isdecimal():
+        raise InputError(f"squeue: tres_req_str: expected a number of GPUs, got {text!r:.80}")
+    return int(count)
+
+
+def from_kubernetes(
+    cluster: Cluster,
+    objects: Any,
+    *,
+    now: int = 0,
+    quotas: Mapping[str, int] | None = None,
+) -> ClusterSnapshot:
+    """Read a snapshot from ``kubectl get nodes,pods -A -o json``, as text or parsed.
+
+    Pods without a node are waiting; those of one job or other controller form one request, each
+    pod on one host. Namespaces are the groups. Durations are unknown: one hour each.
+    """
+    tree = parse(objects, "kubectl") if isinstance(objects, str) else objects
+    state = ClusterState.from_kubernetes(cluster, tree)
+    sizes: dict[str, list[int]] = defaultdict(list)
+    for i, given in enumerate(tree["items"]):
+        pod = decode(given, Item, f"kubectl: items[{i}]")
+        if pod.kind != "Pod" or pod.spec.node_name or pod.status.phase not in ("", "Pending"):
+            continue
+        limits = [one.resources.limits | one.resources.requests for one in pod.spec.containers]
+        gpus = sum(int(one.get(key, 0)) for one in limits for key in RESOURCES)
+        owners = [one.name for one in pod.metadata.owner_references if one.controller]
+        name = next((pod.metadata.labels[key] for key in _JOB_LABELS if key in pod.metadata.labels),
+                    (owners or [pod.metadata.name])[0])  # fmt: skip
+        if gpus:
+            sizes[f"{pod.metadata.namespace}/{name}"].append(gpus)
+    jobs = [
+        PlanJob(name=job.name, gpus=len(job.gpus), group=job.name.partition("/")[0])
+        for job in state.jobs
+    ]
+    held = {job.name for job in state.jobs}
+    for name, pods in sizes.items():
+        pod = pods[0] if len({*pods}) == 1 else 1
+        full = f"{name}+" if name in held else name  # more pods of a job that runs already
+        jobs.append(PlanJob(name=full, gpus=sum(pods), pod=pod, group=name.partition("/")[0]))
+    return ClusterSnapshot(state, tuple(jobs), quotas or {}, now)
+
+
+_JOB_LABELS = (
+    "jobset.sigs.k8s.io/jobset-name", "training.kubeflow.org/job-name", "ray.io/cluster",
+    "volcano.sh/job-name", "batch.kubernetes.io/job-name", "job-name",
+)  # fmt: skip
+
+
+def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnapshot:
+    """Take the snapshot of a simulation just before the decisions of an instant.
+
+    Evicting a preemptible job costs the GPU time of its present stay, moving it the GPU time of
+    its restart. Local ids of GPUs are assigned from the lowest.
+
+    Parameters
+    ----------
+    run
+        Of `optsched.cluster.simulate`, in whole seconds.
+    time
+        The instant.
+    cluster
+        Topology with the names of the simulated nodes as hosts; default: no levels.
+    """
+    workload, nodes = run.workload, run.nodes
+    if workload.time_unit != "s":
+        raise InputError(f"run: expected times in s, got {workload.time_unit}")
+    topology = _topology(run) if cluster is None else cluster
+    at = {name: topology.host_index(name) for name, n in zip(nodes.names, nodes.gpus, strict=True)
+          if n}  # fmt: skip
+    number = {name: j for j, name in enumerate(workload.names)}
+    done, stay_of = np.zeros(len(workload), np.int64), {}
+    free = {h: list(range(*topology.first[h : h + 2])) for h in range(topology.n_hosts)}
+    jobs, held = [], []
+    for stay in run.at(time).stays:
+        j = number[stay.job]
+        kind = nodes.types[next(iter(stay.nodes))] if stay.nodes else ""
+        size = workload.sizes_of(j).tolist().index(sum(stay.nodes.values()))
+        speed = int(workload.rates_on(kind)[workload.size_ptr[j] + size])
+        end = time if stay.end is None else stay.end
+        work = speed * max(0, end - stay.start - stay.restart) if stay.work is None else stay.work
+        done[j] += work
+        if stay.end is None:
+            stay_of[j] = stay, speed
+            ids = [free[at[nodes.names[n]]].pop(0) for n, c in stay.nodes.items() for _ in range(c)]
+            held += [StateJob(stay.job, tuple(ids))] if ids else []
+    for j in np.flatnonzero(workload.submit <= time).tolist():
+        finished = int(run.log.finished[j])
+        if 0 <= finished <= time or not workload.sizes_of(j).any():
+            continue
+        stay, speed = stay_of.get(j, (None, int(workload.rates_of(j)[0])))
+        gpus = sum(stay.nodes.values()) if stay else int(workload.sizes_of(j)[0])
+        cost = int(workload.restart_cost[j])
+        restart = run.settings.restart_cost if cost < 0 else cost
+        elapsed = time - stay.start if stay else 0
+        can = stay is not None and bool(workload.preemptible[j])
+        jobs.append(PlanJob(
+            name=workload.names[j], gpus=gpus, priority=int(workload.priority[j]),
+            group=workload.groups[workload.group[j]].name if workload.groups else "",
+            submit=int(workload.submit[j]), elapsed=elapsed,
+            time_left=max(1, -(-(int(workload.estimate[j]) - int(done[j])) // speed)),
+            evict=gpus * elapsed if can else None, move=gpus * restart if can else None,
+        ))  # fmt: skip
+    quotas = {g.name: g.max_slots for g in workload.groups if g.max_slots is not None}
+    everything = tuple(gpu for ids in free.values() for gpu in ids)
+    state = ClusterState(topology, everything, tuple(held))
+    return ClusterSnapshot(state, tuple(jobs), quotas, time, workload.name)
+
+
+def _topology(run: Run) -> Cluster:
+    """Make hosts of the nodes with GPUs, a type for every product and size."""
+    rows = [row for row in zip(run.nodes.names, run.nodes.gpus, run.nodes.types, strict=True)
+            if row[1]]  # fmt: skip
+    types = {(kind, gpus): HostType(f"{kind or 'gpu'}-x{gpus}", gpus) for _, gpus, kind in rows}
+    hosts = tuple(Host(name, types[kind, gpus].name) for name, gpus, kind in rows)
+    return Cluster(hosts, tuple(types.values()))

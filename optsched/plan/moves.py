@@ -1,0 +1,308 @@
+"""Integer model of evictions and moves: numbers of GPUs by host, as interchangeable slots.
+
+A moved job is stopped and restarted elsewhere: it gets as many GPUs of the same type, pod by pod,
+within its level, and may get some of its former GPUs back. Jobs of one shape (pods, level, type)
+are interchangeable, so the model counts jobs of a shape by domain and pods of a size by host.
+Domains of all levels are nested, so that slots suffice in every domain exactly if they can be
+assigned to the jobs (Hall's theorem for laminar families).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from optsched.plan.snapshot import ClusterSnapshot, PlanJob
+
+WHOLE: Final = -1
+"""Number of the level of a fabric, above all levels of the cluster."""
+
+
+class Shape(NamedTuple):
+    """What distinguishes jobs for a move; `job` is that of a job with a least bandwidth, or -1."""
+
+    size: int
+    pods: int
+    level: int
+    kind: int
+    job: int = -1
+
+
+class Cut(NamedTuple):
+    """GPUs by host that a job, or the gang (-1), does not get."""
+
+    job: int
+    hosts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A snapshot as numbers of GPUs by host."""
+
+    snapshot: ClusterSnapshot
+    _cells: dict[int, list[int]] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def jobs(self) -> list[PlanJob]:
+        """The running jobs."""
+        return [job for job, _ in self.snapshot.running]
+
+    @cached_property
+    def at(self) -> list[list[tuple[int, int]]]:
+        """Hosts of every running job, with numbers of GPUs."""
+        host_of = self.snapshot.cluster.host_of
+        held = [Counter(host_of[list(job.gpus)].tolist()) for _, job in self.snapshot.running]
+        return [sorted(one.items()) for one in held]
+
+    @cached_property
+    def free(self) -> list[int]:
+        """Free GPUs by host."""
+        return [int(n) for n in self.snapshot.state.room]
+
+    @cached_property
+    def capacity(self) -> list[int]:
+        """GPUs by host that are not down."""
+        found = list(self.free)
+        for hosts in self.at:
+            for h, count in hosts:
+                found[h] += count
+        return found
+
+    @cached_property
+    def kinds(self) -> list[int | None]:
+        """Type of the hosts of every running job, None if it has several."""
+        of = self.snapshot.cluster.type_of
+        found = [{of[h] for h, _ in hosts} for hosts in self.at]
+        return [kinds.pop() if len(kinds) == 1 else None for kinds in found]
+
+    def level(self, job: PlanJob) -> int:
+        """Return the number of the level of a job, from the widest."""
+        return WHOLE if job.level is None else self.snapshot.cluster.level(job.level)
+
+    def cells(self, level: int) -> list[int]:
+        """Return the domain of a level of every host, those of two types apart."""
+        if level not in self._cells:
+            cluster = self.snapshot.cluster
+            groups = cluster.fabrics if level == WHOLE else cluster.domains(level).values()
+            domain = np.zeros(cluster.n_hosts, np.int64)
+            for d, hosts in enumerate(groups):
+                domain[list(hosts)] = d
+            pairs = domain * len(cluster.types) + np.array(cluster.type_of)
+            self._cells[level] = np.unique(pairs, return_inverse=True)[1].tolist()
+        return self._cells[level]
+
+    def shape(self, j: int) -> Shape:
+        """Return the shape of a running job on hosts of one type."""
+        job, kind = self.jobs[j], self.kinds[j]
+        assert kind is not None
+        key = j if job.bandwidth is not None else -1
+        if job.level == "host":
+            return Shape(job.gpus, 1, WHOLE, kind, key)
+        return Shape(job.pod, job.gpus // job.pod, self.level(job), kind, key)
+
+
+class Chosen(NamedTuple):
+    """What a solution of the model means; GPUs as numbers by host."""
+
+    evict: list[int]
+    move: dict[int, dict[int, int]]
+    place: dict[int, int]
+
+
+class MoveModel:
+    """Rows and costs; jobs outside `near` stay where they are (None: all may change).
+
+    Parameters
+    ----------
+    counts
+        The cluster.
+    near
+        Running jobs that may be evicted or moved; for a lower bound all may be evicted.
+    evictable
+        Whether a running job may be evicted.
+    place
+        Whether moved jobs need GPUs; without, the optimum is a lower bound.
+    """
+
+    def __init__(
+        self, counts: Counts, near: Iterable[int] | None, evictable: Sequence[bool], place: bool
+    ) -> None:
+        from optsched_solvers.integer_program import Row
+
+        self._row = Row
+        self.counts, self.place = counts, place
+        self.upper: list[int] = []
+        self.cost: list[int] = []
+        self.rows: list[Row] = []
+        self.evicted: dict[int, int] = {}
+        self.moved: dict[int, int] = {}
+        self.leaves: dict[int, list[tuple[int, int]]] = {}
+        self._on: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        close = set(range(len(counts.jobs)) if near is None else near)
+        for j, job in enumerate(counts.jobs):
+            # bounds need all evictions: a gang may need one elsewhere, for a job that moves there
+            if evictable[j] and job.evict is not None and (j in close or not place):
+                self.evicted[j] = self.variable(1, job.evict)
+            if job.move is not None and counts.kinds[j] is not None and j in close:
+                self.moved[j] = self.variable(1, job.move)
+            variables = [(part[j], 1) for part in (self.evicted, self.moved) if j in part]
+            if len(variables) == 2:
+                self.row(variables, most=1)
+            if variables:
+                self.leaves[j] = variables
+                for h, count in counts.at[j]:
+                    self._on[h].append((j, count))
+        self.most_free = [
+            free + sum(count for _, count in self._on[h]) for h, free in enumerate(counts.free)
+        ]
+        self.gang: dict[int, tuple[int, int]] = {}  # host -> variable, GPUs of one unit
+        self.slots: dict[tuple[int, int, int], int] = {}  # (job or -1, size, host) -> variable
+        self.jobs_in: dict[tuple[Shape, int], int] = {}  # (shape, cell) -> variable
+
+    def variable(self, upper: int, cost: int = 0) -> int:
+        """Add an integer variable from 0 to `upper`."""
+        self.upper.append(int(upper))
+        self.cost.append(cost)
+        return len(self.upper) - 1
+
+    def row(
+        self, terms: Iterable[tuple[int, int]], least: float = -math.inf, most: float = math.inf
+    ) -> None:
+        """Add a linear constraint; terms of one variable are added up."""
+        total: dict[int, int] = defaultdict(int)
+        for v, a in terms:
+            total[v] += a
+        self.rows.append(self._row([*total], [*total.values()], least, most))
+
+    def add_gang(self, units: int, size: int, cells: Sequence[int], allowed: Iterable[int]) -> None:
+        """Place `units` pods of `size` GPUs in one of the allowed cells."""
+        inside = {c: self.variable(1) for c in allowed}
+        self.row([(v, 1) for v in inside.values()], 1, 1)
+        terms = {c: [(v, -units)] for c, v in inside.items()}
+        for h, c in enumerate(cells):
+            if c in inside and self.most_free[h] >= size:
+                taken = self.variable(min(units, self.most_free[h] // size))
+                self.gang[h] = taken, size
+                terms[c].append((taken, 1))
+                self.row([(taken, 1), (inside[c], -self.upper[taken])], most=0)
+        for one in terms.values():
+            self.row(one, 0, 0)
+        # GPUs are conserved: what the gang takes beyond the free GPUs is evicted; lifts the bound
+        freed = [(v, self.counts.jobs[j].gpus) for j, v in self.evicted.items()]
+        self.row(freed, least=units * size - sum(self.counts.free))
+
+    def add_moved(self) -> None:
+        """Give every moved job slots for its pods within a domain of its level."""
+        counts = self.counts
+        by_shape: dict[Shape, list[int]] = defaultdict(list)
+        for j in self.moved:
+            by_shape[counts.shape(j)].append(j)
+        hosts_of: dict[int, list[int]] = defaultdict(list)
+        for h, kind in enumerate(counts.snapshot.cluster.type_of):
+            hosts_of[kind].append(h)
+        need: dict[tuple[int, int, int, int], list[tuple[int, int]]] = defaultdict(list)
+        levels = {s.level for s in by_shape} | {WHOLE}
+        for shape, jobs in by_shape.items():
+            hosts = hosts_of[shape.kind]
+            for h in hosts:
+                key = shape.job, shape.size, h
+                if key not in self.slots and self.most_free[h] >= shape.size:
+                    self.slots[key] = self.variable(self.most_free[h] // shape.size)
+            cells = counts.cells(shape.level)
+            first = {cells[h]: h for h in reversed(hosts)}
+            for c, h in first.items():
+                v = self.jobs_in[shape, c] = self.variable(len(jobs))
+                for level in levels:
+                    if level <= shape.level:
+                        key_ = shape.job, shape.size, level, counts.cells(level)[h]
+                        need[key_].append((v, shape.pods))
+            terms = [(self.jobs_in[shape, c], 1) for c in first]
+            self.row(terms + [(self.moved[j], -1) for j in jobs], 0, 0)
+        by_slot: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+        for (job, size, h), v in self.slots.items():
+            by_slot[job, size].append((h, v))
+        for (job, size, level, cell), terms in need.items():
+            cells = counts.cells(level)
+            inside = [(v, 1) for h, v in by_slot[job, size] if cells[h] == cell]
+            self.row(inside + [(v, -n) for v, n in terms], least=0)
+            if job >= 0:  # slots of one job: no more than its pods, so that cuts see its hosts
+                self.row(inside + [(v, -n) for v, n in terms], most=0)
+
+    def add_hosts(self) -> None:
+        """Limit every host to its GPUs."""
+        used: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for (_, size, h), v in self.slots.items():
+            used[h].append((v, size))
+        for h, (v, size) in self.gang.items():
+            used[h].append((v, size))
+        for h, terms in used.items():
+            leaving = [(v, -count) for j, count in self._on[h] for v, _ in self.leaves[j]]
+            self.row(terms + leaving, most=self.counts.free[h])
+
+    def add_cut(self, cut: Cut) -> None:
+        """Exclude one distribution: at equal totals, another one has less on one of its hosts."""
+        if cut.job < 0:
+            parts = {h: self.gang[h] for h, _ in cut.hosts if h in self.gang}
+        else:
+            shape = self.counts.shape(cut.job)
+            keys = {h: (cut.job, shape.size, h) for h, _ in cut.hosts}
+            parts = {h: (self.slots[k], shape.size) for h, k in keys.items() if k in self.slots}
+        if len(parts) < len(cut.hosts) or (cut.job >= 0 and cut.job not in self.moved):
+            return  # these hosts, or this job, are fixed otherwise
+        fewer = []
+        for h, gpus in cut.hosts:
+            v, size = parts[h]
+            less, most = self.variable(1), self.upper[v]
+            self.row([(v, 1), (less, most - gpus // size + 1)], most=most)
+            fewer.append((less, 1))
+        chosen = [] if cut.job < 0 else [(self.moved[cut.job], -1)]
+        self.row(fewer + chosen, least=1 if cut.job < 0 else 0)
+
+    def add_forbidden(self, evict: Iterable[int], move: Iterable[int]) -> None:
+        """Exclude all plans that contain these evictions and moves."""
+        evict, move = list(evict), list(move)
+        if all(j in self.evicted for j in evict) and all(j in self.moved for j in move):
+            terms = [(self.evicted[j], 1) for j in evict] + [(self.moved[j], 1) for j in move]
+            self.row(terms, most=len(terms) - 1)
+
+    def add_limit(self, most: float) -> None:
+        """Exclude all plans above a cost."""
+        if most < math.inf:
+            self.row([(v, a) for v, a in enumerate(self.cost) if a], most=most)
+
+    def solve(self, seconds: float) -> tuple[list[int] | None, float]:
+        """Return the best values found, or None, and a lower bound of the cost."""
+        from optsched_solvers.integer_program import minimize
+
+        return minimize(self.upper, self.cost, self.rows, seconds)
+
+    def chosen(self, values: Sequence[int]) -> Chosen:
+        """Assign slots to jobs: those of a domain go first to jobs of its level, lowest first."""
+        left = Counter({key: values[v] for key, v in self.slots.items()})
+        jobs: dict[Shape, list[int]] = defaultdict(list)
+        for j, v in self.moved.items():
+            if values[v]:
+                jobs[self.counts.shape(j)].append(j)
+        move: dict[int, dict[int, int]] = {}
+        for (shape, cell), v in sorted(self.jobs_in.items(), key=lambda one: -one[0][0].level):
+            cells = self.counts.cells(shape.level)
+            for _ in range(values[v]):
+                taken = move[jobs[shape].pop()] = Counter[int]()
+                needed = shape.pods
+                for h in range(len(cells)):
+                    key = shape.job, shape.size, h
+                    pods = min(needed, left[key]) if cells[h] == cell else 0
+                    if pods > 0:
+                        left[key] -= pods
+                        needed -= pods
+                        taken[h] += pods * shape.size
+        place = {h: values[v] * size for h, (v, size) in self.gang.items() if values[v]}
+        return Chosen([j for j, v in self.evicted.items() if values[v]], move, place)

@@ -1,0 +1,349 @@
+"""What starts now on which GPUs, why the other requests do not, and when they will."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import numpy as np
+
+from optsched.bandwidth import BottleneckBandwidth, ClusterState, Dispatcher, Policy
+from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
+from optsched.errors import Infeasible, InputError
+from optsched.io.strict_json import shortened
+from optsched.model.schedule import Csr, Objective, Schedule
+from optsched.plan.expected import POLICY, Forecast
+from optsched.plan.moves import WHOLE, Counts
+from optsched.plan.snapshot import ClusterSnapshot, PlanJob
+from optsched.problems.quota.problem import QuotaJob, QuotaPlan
+from optsched.solving.solve import solve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from optsched.bandwidth import BandwidthModel
+
+Why = Literal["", "quota", "space", "level", "order", "bandwidth", "never"]
+
+DEADLINE: Final = 0.1
+"""Seconds for the GPUs of one request."""
+
+_QUOTA_TIME: Final = 0.5
+"""Seconds for one quota plan."""
+
+
+class Verdict(NamedTuple):
+    """The answer to one waiting request."""
+
+    job: PlanJob
+    gpus: tuple[int, ...] = ()
+    """GPUs on which it starts now; empty if it waits."""
+    bandwidth: float | None = None
+    """GB/s that these GPUs get next to the running jobs."""
+    why: Why = ""
+    """Kind of the reason for which it waits; empty if it starts."""
+    text: str = ""
+    """The reason in a sentence."""
+    expected: tuple[int, ...] | None = None
+    """Percentiles 10, 50 and 90 of its start, seconds from now; None: not known."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Answers to all waiting requests, in the order of the queue."""
+
+    snapshot: ClusterSnapshot
+    verdicts: tuple[Verdict, ...]
+    policy: str
+    bound: int
+    """GPUs that the quota plans granted: an upper bound within each class of priority."""
+    state: ClusterState
+    """The cluster after all starts."""
+    assumed: tuple[str, ...] = ()
+    """What the bandwidth model assumes, a sentence each."""
+
+    @cached_property
+    def starts(self) -> Mapping[str, tuple[int, ...]]:
+        """GPUs of the requests that start now."""
+        return {one.job.name: one.gpus for one in self.verdicts if one.gpus}
+
+    @cached_property
+    def gap(self) -> float:
+        """Share of the granted GPUs that topology or bandwidth left unused."""
+        used = sum(len(gpus) for gpus in self.starts.values())
+        return max(0.0, 1 - used / self.bound) if self.bound else 0.0
+
+    def explain(self) -> list[str]:
+        """Describe every verdict in a sentence."""
+        written, found = self.snapshot.state.written, []
+        for one in self.verdicts:
+            if one.gpus:
+                rate = "" if one.bandwidth is None else f", {one.bandwidth:.1f} GB/s"
+                found.append(f"{one.job.name} starts on {written(one.gpus)}{rate}.")
+                continue
+            when = "Its start cannot be predicted."
+            if one.expected is not None:
+                low, likely, high = one.expected
+                when = f"Expected start in {likely:,} s (80 %: {low:,} to {high:,} s)."
+                if one.job.level is not None or one.job.pod > 1:
+                    when = f"{when[:-1]}, later if hosts and levels matter by then."
+            found.append(f"{one.job.name}: {one.text}. {when}")
+        return found
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """Return GPUs as resources, jobs as operations; the verifier accepts it.
+
+        Running jobs and starts hold their GPUs from time 0 to their expected ends. Requests that
+        wait hold no resource (their GPUs are not decided) and begin at the median expected start;
+        those without an expected start are left out. ``provenance["plan"]`` has all verdicts.
+        """
+        rows = [(job, held.gpus, 0, "running") for job, held in self.snapshot.running]
+        for one in self.verdicts:
+            if one.gpus:
+                rows.append((one.job, one.gpus, 0, "starts"))
+            elif one.expected is not None:
+                rows.append((one.job, (), one.expected[1], "waits"))
+        by_gpu: list[list[int]] = [[] for _ in range(self.snapshot.cluster.n_gpus)]
+        for i, (_, gpus, _, _) in enumerate(rows):
+            for gpu in gpus:
+                by_gpu[gpu].append(i)
+        start = np.array([row[2] for row in rows], np.int64)
+        duration = np.array([row[0].time_left for row in rows], np.int64)
+        return Schedule(
+            resources=self.snapshot.cluster.resources, name=self.snapshot.name, time_unit="s",
+            op_resources=Csr.of([list(row[1]) for row in rows]), duration=duration,
+            job=np.arange(len(rows)), kind=np.array([row[3] for row in rows], np.str_),
+            start=start, sequences=Csr.of(by_gpu),
+            objective=Objective(
+                "makespan", int((start + duration).max(initial=0)), None, "feasible"
+            ),
+            provenance={
+                "jobs": [row[0].name for row in rows], "policy": self.policy,
+                "now": self.snapshot.now, "gap": self.gap, "plan": [
+                    {"job": one.job.name, "gpus": self.snapshot.state.written(one.gpus),
+                     "bandwidth": one.bandwidth, "why": one.why, "text": one.text,
+                     "expected": None if one.expected is None else list(one.expected)}
+                    for one in self.verdicts
+                ],
+            },
+        )  # fmt: skip
+
+
+def plan(
+    snapshot: ClusterSnapshot,
+    *,
+    model: BandwidthModel | None = None,
+    policy: str = POLICY,
+    sigma: float = 0.5,
+    samples: int = 50,
+    seed: int = 0,
+) -> Plan:
+    """Decide which waiting requests start now, and predict the starts of the others.
+
+    Classes of priority are served in turn. Within one, quota plans choose the requests that use
+    most GPUs within the quotas of groups and the free GPUs of every type; the dispatcher chooses
+    their GPUs in the order of the queue. What still fits afterwards starts too.
+
+    Parameters
+    ----------
+    snapshot
+        The cluster.
+    model
+        Bandwidths; by default `BottleneckBandwidth`.
+    policy
+        Policy of the simulator under which expected starts are predicted.
+    sigma, samples, seed
+        As in `optsched.cluster.expected_starts`; sigma 0: durations are as expected.
+
+    Raises
+    ------
+    InputError
+        An invalid argument, or a model of another cluster.
+    """
+    if not isinstance(snapshot, ClusterSnapshot):
+        raise InputError(f"snapshot: expected a ClusterSnapshot, got {snapshot!r:.60}")
+    known = BottleneckBandwidth(snapshot.cluster) if model is None else model
+    counts = Counts(snapshot)
+    forecast = Forecast(counts, policy, sigma, samples, seed)  # refuses invalid arguments
+    planner = _Planner(counts, known)
+    for _, same in groupby(snapshot.waiting, key=lambda job: job.priority):
+        planner.serve(list(same))
+    late = [job for job in snapshot.waiting if job.name not in planner.started]
+    verdicts = {job.name: planner.waits(job) for job in late}
+    possible = [job for job in late if verdicts[job.name].why != "never"]
+    starts = {name: one.gpus for name, one in planner.started.items()}
+    expected = forecast.starts(starts, possible) if possible else {}
+    found = [
+        planner.started.get(job.name)
+        or verdicts[job.name]._replace(expected=expected.get(job.name))
+        for job in snapshot.waiting
+    ]
+    return Plan(snapshot, tuple(found), policy, planner.granted, planner.state, known.assumed)
+
+
+@dataclass
+class _Planner:
+    """The state while requests are placed one after the other."""
+
+    counts: Counts
+    model: BandwidthModel
+    started: dict[str, Verdict] = field(default_factory=dict)
+    slow: dict[str, str] = field(default_factory=dict)
+    """Sentences on requests whose GPUs would be too slow."""
+    granted: int = 0
+    dispatchers: dict[Policy, Dispatcher] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        snapshot = self.counts.snapshot
+        self.state = snapshot.state
+        self.left = {g: n - snapshot.used(g) for g, n in snapshot.quotas.items()}
+
+    def serve(self, jobs: Sequence[PlanJob]) -> None:
+        """Start requests of one priority: those of the quota plans, then all that still fit."""
+        chosen = self._granted([job for job in jobs if not self._obstacle(job, self.state)])
+        self.granted += sum(job.gpus for job in chosen)
+        names = {job.name for job in chosen}
+        for job in (*chosen, *(job for job in jobs if job.name not in names)):
+            self._start(job)
+
+    def _granted(self, jobs: Sequence[PlanJob]) -> list[PlanJob]:
+        """Choose the requests that use most GPUs within quotas, and within free GPUs by type."""
+        by_group: dict[str, list[PlanJob]] = defaultdict(list)
+        for job in jobs:
+            by_group[job.group].append(job)
+        names = {
+            job.name for group, same in by_group.items()
+            for job in _knapsack(same, {"": self.left.get(group, 2**22)}, [""])
+        }  # fmt: skip
+        cluster = self.state.cluster
+        free: dict[str, int] = defaultdict(int)
+        for h, count in enumerate(self.state.room.tolist()):
+            free[cluster.hosts[h].type] += count
+        return _knapsack([job for job in jobs if job.name in names], free, [*free])
+
+    def _start(self, job: PlanJob) -> None:
+        """Start a request on the fastest free GPUs, if there are any that it may use."""
+        if job.gpus > self.left.get(job.group, job.gpus) or self._obstacle(job, self.state):
+            return
+        try:
+            found = self._dispatcher(job).answer(self.state, job.gpus, DEADLINE)
+        except Infeasible as error:
+            self.slow[job.name] = str(error)
+            return
+        least = 0 if job.bandwidth is None else kilobytes("bandwidth", job.bandwidth)
+        if found.standalone < least:
+            self.slow[job.name] = (
+                f"the best free GPUs found have {found.standalone / KILOBYTES:.1f} GB/s, "
+                f"it needs {job.bandwidth:g}"
+            )
+            return
+        self.state = self.state.take(found.gpus, job.name)
+        self.started[job.name] = Verdict(
+            job, found.gpus, found.value / KILOBYTES if job.gpus > 1 else None
+        )
+        if job.group in self.left:
+            self.left[job.group] -= job.gpus
+
+    def _dispatcher(self, job: PlanJob) -> Dispatcher:
+        cluster = self.state.cluster
+        others = [host.name for host in cluster.hosts if job.type not in (None, host.type)]
+        sliced = job.pod > 1 and job.level != "host"
+        policy = Policy(
+            required=job.level, same_type=job.type is None and len(cluster.types) > 1,
+            exclude=tuple(others) or None, slice_size=job.pod if sliced else None,
+            slice_level="host" if sliced else None,
+        )  # fmt: skip
+        if policy not in self.dispatchers:
+            self.dispatchers[policy] = Dispatcher(cluster, self.model, policy=policy)
+        return self.dispatchers[policy]
+
+    def _obstacle(self, job: PlanJob, state: ClusterState, all_free: bool = False) -> str:
+        """Return why no free GPUs have the right type, pods and domain, or an empty text."""
+        cluster = state.cluster
+        kind = f" of type {job.type}" if job.type else ""
+        free = self.counts.capacity if all_free else state.room.tolist()
+        fitting = [h for h, host in enumerate(cluster.hosts) if job.type in (None, host.type)]
+
+        def most(level: int, size: int) -> int:
+            cells, total = self.counts.cells(level), defaultdict[int, int](int)
+            for h in fitting:
+                total[cells[h]] += free[h] // size * size
+            return max(total.values(), default=0)
+
+        has = "the cluster has" if all_free else "free are"
+        if (known := most(WHOLE, 1)) < job.gpus:
+            return f"needs {job.gpus} GPUs{kind}, {has} {known}"
+        if job.level != "host" and (pods := most(WHOLE, job.pod)) < job.gpus:
+            return (
+                f"needs {job.gpus // job.pod} x {job.pod} GPUs{kind}, each {job.pod} on one host, "
+                f"{has} {pods // job.pod} x {job.pod}"
+            )
+        if job.level is None:
+            return ""
+        inside = most(self.counts.level(job), 1 if job.level == "host" else job.pod)
+        if inside < job.gpus:
+            return (
+                f"{job.gpus} GPUs{kind} fit only across several {job.level}s, {has} {inside} in one"
+            )
+        return ""
+
+    def waits(self, job: PlanJob) -> Verdict:
+        """Return the reason for which a request does not start."""
+        snapshot = self.counts.snapshot
+        quota = snapshot.quotas.get(job.group)
+        if quota is not None and job.gpus > quota:
+            return Verdict(job, why="never", text=f"needs {job.gpus} GPUs, the quota of group "
+                           f"{job.group} is {quota}")  # fmt: skip
+        if text := self._obstacle(job, snapshot.state, all_free=True):
+            return Verdict(job, why="never", text=text)
+        if quota is not None and snapshot.used(job.group) + job.gpus > quota:
+            text = (
+                f"group {job.group} holds {snapshot.used(job.group)} of its quota of {quota} GPUs, "
+                f"{job.gpus} more exceed it"
+            )
+            return Verdict(job, why="quota", text=text)
+        if text := self._obstacle(job, snapshot.state):
+            return Verdict(job, why="level" if "only across" in text else "space", text=text)
+        ahead = [one.job for one in self.started.values()]
+        if quota is not None and job.gpus > self.left[job.group]:
+            ahead = [one for one in ahead if one.group == job.group]
+            names = shortened([one.name for one in ahead])
+            return Verdict(job, why="order", text=f"ahead of it {names} use the quota of group "
+                           f"{job.group}")  # fmt: skip
+        if self._obstacle(job, self.state):
+            names = shortened([one.name for one in ahead])
+            return Verdict(job, why="order", text=f"ahead of it {names} get the GPUs")
+        return Verdict(job, why="bandwidth", text=self.slow.get(job.name, "no allowed GPUs found"))
+
+
+def _knapsack(
+    jobs: Sequence[PlanJob], budget: Mapping[str, int], kinds: Sequence[str]
+) -> list[PlanJob]:
+    """Choose the jobs that use most GPUs within the budgets; equal sums go by the queue."""
+
+    def allowed(job: PlanJob) -> list[str]:
+        return [k for k in kinds if (k == "" or job.type in (None, k)) and job.gpus <= budget[k]]
+
+    able = [job for job in jobs if allowed(job)]
+    if len(kinds) == 1 and sum(job.gpus for job in able) <= budget[kinds[0]]:
+        return able
+    scale = 1 + len(able)
+    asked = []
+    for rank, job in enumerate(able):
+        worth = [float(job.gpus * scale * scale + len(able) - rank)]
+        mine = allowed(job)
+        asked.append(QuotaJob(
+            job.name, sizes={k: [job.gpus] for k in mine} if len(kinds) > 1 else [job.gpus],
+            utility={k: worth for k in mine} if len(kinds) > 1 else worth,
+        ))  # fmt: skip
+    if not asked:
+        return []
+    pool = {k: n for k, n in budget.items() if n > 0}
+    problem = QuotaPlan(asked, budget=pool if len(kinds) > 1 else budget[kinds[0]], resolution=1)
+    found = solve(problem, time_limit=_QUOTA_TIME).schedule
+    quota = {} if found is None else problem.quota(found)
+    return [job for job in able if quota.get(job.name)]

@@ -1,0 +1,270 @@
+"""Plans of a snapshot: starts, reasons, expected starts, documents, the command."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from program import Cli
+
+from optsched import cluster, verify
+from optsched.bandwidth import Cluster, ClusterState, Host, HostType, synthetic
+from optsched.errors import InputError
+from optsched.model.schedule import Schedule
+from optsched.plan import ClusterSnapshot, PlanJob, from_run, plan
+
+
+def leaves() -> Cluster:
+    """Four hosts of 4 GPUs, two a leaf."""
+    hosts = tuple(Host(f"n{h}", "t", (f"l{h // 2}",)) for h in range(4))
+    return Cluster(hosts, (HostType("t", 4),), ("leaf",), factors={"cluster": 0.5})
+
+
+def busy(*jobs: PlanJob, quotas: dict[str, int] | None = None) -> ClusterSnapshot:
+    """Each host has one GPU in use, n0 three."""
+    held = {"a": "n0:0-2", "b": "n1:0", "c": "n2:0", "d": "n3:0"}
+    state = ClusterState.parse(leaves(), "n0:3 n1:1-3 n2:1-3 n3:1-3", held)
+    facts = [PlanJob(name=n, gpus=3 if n == "a" else 1, group="g", time_left=100 * (i + 1))
+             for i, n in enumerate(held)]  # fmt: skip
+    return ClusterSnapshot(state, (*facts, *jobs), quotas or {})
+
+
+@pytest.mark.parametrize(
+    ("job", "quotas", "why", "text"),
+    [
+        (PlanJob(name="w", gpus=17), {}, "never", "needs 17 GPUs, the cluster has 16"),
+        (PlanJob(name="w", gpus=12), {}, "space", "needs 12 GPUs, free are 10"),
+        (PlanJob(name="w", gpus=8, pod=4), {}, "space",
+         "needs 2 x 4 GPUs, each 4 on one host, free are 0 x 4"),
+        (PlanJob(name="w", gpus=7, level="leaf"), {}, "level",
+         "7 GPUs fit only across several leafs, free are 6 in one"),
+        (PlanJob(name="w", gpus=4, level="host"), {}, "level",
+         "4 GPUs fit only across several hosts, free are 3 in one"),
+        (PlanJob(name="w", gpus=2, group="g"), {"g": 7}, "quota",
+         "group g holds 6 of its quota of 7 GPUs, 2 more exceed it"),
+        (PlanJob(name="w", gpus=8, group="g"), {"g": 7}, "never",
+         "needs 8 GPUs, the quota of group g is 7"),
+    ],
+)  # fmt: skip
+def test_reasons(job: PlanJob, quotas: dict[str, int], why: str, text: str) -> None:
+    """One request that cannot start now, and the first reason."""
+    (verdict,) = plan(busy(job, quotas=quotas), sigma=0).verdicts
+    assert (verdict.why, verdict.text) == (why, text)
+    assert not verdict.gpus
+    assert (verdict.expected is None) == (why == "never")
+
+
+def test_bandwidth_and_order() -> None:
+    """GPUs that are too slow, and requests ahead."""
+    slow = PlanJob(name="slow", gpus=6, bandwidth=3000, priority=1)
+    first = PlanJob(name="first", gpus=8, priority=2)
+    last = PlanJob(name="last", gpus=4, priority=3)
+    found = {one.job.name: one for one in plan(busy(slow, first, last), sigma=0).verdicts}
+    assert found["slow"].why == "bandwidth"
+    assert "it needs 3000" in found["slow"].text
+    assert len(found["first"].gpus) == 8
+    assert (found["last"].why, found["last"].text) == ("order", "ahead of it first get the GPUs")
+
+
+def test_most_gpus_within_a_priority() -> None:
+    """The quota plan prefers 6 + 4 GPUs to 7 that came earlier; lower priorities get the others."""
+    jobs = [PlanJob(name=f"w{g}", gpus=g, submit=k) for k, g in enumerate((7, 6, 4))]
+    found = plan(busy(*jobs), sigma=0)
+    assert set(found.starts) == {"w6", "w4"}
+    assert found.gap == 0
+
+
+def test_group_quota_is_shared() -> None:
+    """Requests of one group start together only within its quota."""
+    jobs = [PlanJob(name=f"w{k}", gpus=2, group="g", submit=k) for k in range(3)]
+    found = plan(busy(*jobs, quotas={"g": 10}), sigma=0)
+    assert list(found.starts) == ["w0", "w1"]
+    assert found.verdicts[2].text == "ahead of it w0, w1 use the quota of group g"
+
+
+def test_expected_start_without_spread() -> None:
+    """With exact durations, a request starts when the job that it needs to end has ended."""
+    found = plan(busy(PlanJob(name="w", gpus=12)), sigma=0)
+    assert found.verdicts[0].expected == (100, 100, 100)  # a ends: 13 GPUs
+    found = plan(busy(PlanJob(name="w", gpus=15)), sigma=0)
+    assert found.verdicts[0].expected == (300, 300, 300)
+    quota = plan(busy(PlanJob(name="w", gpus=4, group="g"), quotas={"g": 7}), sigma=0)
+    assert quota.verdicts[0].expected == (100, 100, 100)
+    spread = plan(busy(PlanJob(name="w", gpus=15)), sigma=0.5, seed=1).verdicts[0].expected
+    assert spread is not None and 100 <= spread[0] < spread[1] < spread[2]
+
+
+def random_snapshot(seed: int) -> ClusterSnapshot:
+    """Six hosts of two types with random jobs, requests and quotas."""
+    rng = random.Random(seed)
+    hosts = tuple(Host(f"n{h}", rng.choice("xy"), (f"l{h // 2}",)) for h in range(6))
+    kinds = {host.type for host in hosts}
+    topology = Cluster(hosts, tuple(HostType(k, 4) for k in sorted(kinds)), ("rack",))
+    state, jobs = ClusterState.idle(topology), []
+    for j in range(rng.randint(0, 5)):
+        gpus = rng.sample(state.free, min(len(state.free), rng.randint(1, 4)))
+        state = state.take(gpus, f"r{j}")
+        jobs.append(PlanJob(name=f"r{j}", gpus=len(gpus), group=rng.choice("ab"),
+                            time_left=rng.randint(1, 999), elapsed=rng.randint(0, 999)))  # fmt: skip
+    for j in range(rng.randint(1, 8)):
+        size = rng.choice((1, 2, 3, 4, 4, 8, 12))
+        jobs.append(PlanJob(
+            name=f"w{j}", gpus=size, pod=rng.choice([p for p in (1, 2, 4) if size % p == 0]),
+            level=rng.choice((None, "rack", "host" if size <= 4 else "rack")), submit=j,
+            type=rng.choice((None, *sorted(kinds))), priority=rng.choice((1, 2)),
+            group=rng.choice("ab"), bandwidth=rng.choice((None, 10.0)) if size > 1 else None,
+        ))  # fmt: skip
+    return ClusterSnapshot(state, tuple(jobs), {"a": rng.randint(2, 20)} if seed % 2 else {})
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rules_of_random_plans(seed: int) -> None:
+    """Starts keep type, level, pods and quotas; waiting ones have a reason; the document holds."""
+    snapshot = random_snapshot(seed)
+    found = plan(snapshot, samples=5)
+    topology, used = snapshot.cluster, {g: snapshot.used(g) for g in "ab"}
+    for one in found.verdicts:
+        job = one.job
+        if not one.gpus:
+            assert one.why and one.text
+            continue
+        used[job.group] += job.gpus
+        held = [topology.hosts[topology.host_of[g]] for g in one.gpus]
+        assert len(one.gpus) == job.gpus and len({host.type for host in held}) == 1
+        assert job.type in (None, held[0].type)
+        assert job.level != "host" or len(set(held)) == 1
+        assert job.level != "rack" or len({host.domains for host in held}) == 1
+        size = job.gpus if job.level == "host" else job.pod
+        assert all(held.count(host) % size == 0 for host in held)
+    assert all(used[g] <= max(n, snapshot.used(g)) for g, n in snapshot.quotas.items())
+    assert found.state.free == tuple(
+        g for g in snapshot.state.free if not any(g in gpus for gpus in found.starts.values())
+    )
+    assert not verify(found.schedule)
+    assert len(found.explain()) == len(snapshot.waiting)
+
+
+def test_document_round_trip(tmp_path: Any) -> None:
+    """A snapshot reads back as it was written, and its plan is the same."""
+    snapshot = busy(PlanJob(name="w", gpus=3, level="leaf", bandwidth=1.5), quotas={"g": 9})
+    snapshot.write(tmp_path / "s.json")
+    back = ClusterSnapshot.read(tmp_path / "s.json")
+    assert (back.jobs, back.quotas, back.now) == (snapshot.jobs, snapshot.quotas, 0)
+    assert back.to_json() == snapshot.to_json()
+    assert plan(back).explain() == plan(snapshot).explain()
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (PlanJob(name="a", gpus=2), "jobs['a'].gpus: 2, but it holds 3"),
+        (PlanJob(name="w", gpus=3, pod=2), "jobs['w'].pod: 3 GPUs are not a multiple of 2"),
+        (PlanJob(name="w", gpus=0), "jobs['w'].gpus: expected an integer"),
+        (PlanJob(name="w", gpus=1, level="row"), "jobs['w'].level: expected one of leaf, host"),
+        (PlanJob(name="w", gpus=1, type="z"), "jobs['w'].type: expected one of t, got 'z'"),
+        (PlanJob(name="w", gpus=1, evict=-1), "jobs['w'].evict: expected an integer"),
+        (PlanJob(name="", gpus=1), "jobs: expected distinct names"),
+    ],
+)
+def test_refusals(job: PlanJob, message: str) -> None:
+    """Fields are refused with the job and the field."""
+    state = busy().state
+    with pytest.raises(InputError) as error:
+        ClusterSnapshot(state, [job])
+    assert message in str(error.value)
+
+
+def test_moment_of_a_simulation() -> None:
+    """Running and waiting jobs of a run, with what is left of them."""
+    queue = [
+        cluster.Job(name=f"j{k}", sizes=(8,), work=8 * 100 * cluster.WORK, group="g", submit=k)
+        for k in range(3)
+    ]
+    run = cluster.simulate(
+        cluster.Workload.of(queue, time_unit="s"), "fifo", cluster.Nodes(2, gpus=8)
+    )
+    snapshot = from_run(run, 41)
+    assert [job.name for job, _ in snapshot.running] == ["j0", "j1"]
+    assert [(job.elapsed, job.time_left) for job, _ in snapshot.running] == [(41, 59), (40, 60)]
+    assert [job.name for job in snapshot.waiting] == ["j2"]
+    assert snapshot.running[0][0].evict == 8 * 41
+    found = plan(snapshot, sigma=0, policy="fifo").verdicts[0]
+    assert found.expected == (59, 59, 59)  # the run says 100 as well
+
+
+SLURM_NODES = """\
+NodeName=n01 Gres=gpu:8(S:0-1) GresUsed=gpu:8(IDX:0-7) State=ALLOCATED CfgTRES=gres/gpu=8
+NodeName=n02 Gres=gpu:8(S:0-1) GresUsed=gpu:0(IDX:N/A) State=IDLE CfgTRES=gres/gpu=8
+"""
+SLURM_JOBS = {
+    "jobs": [
+        {"job_id": 1, "job_state": ["RUNNING"], "nodes": "n01", "gres_detail": ["gpu:8(IDX:0-7)"],
+         "account": "x", "priority": {"set": True, "infinite": False, "number": 5},
+         "start_time": {"set": True, "infinite": False, "number": 900},
+         "time_limit": {"set": True, "infinite": False, "number": 10}},
+        {"job_id": 2, "job_state": ["PENDING"], "account": "y", "node_count": 2,
+         "priority": 9, "tres_req_str": "cpu=4,gres/gpu=16", "time_limit": 5, "submit_time": 950},
+    ]
+}  # fmt: skip
+PODS = {
+    "items": [
+        {"kind": "Node", "metadata": {"name": "n01"}, "status": {
+            "capacity": {"nvidia.com/gpu": "8"}, "allocatable": {"nvidia.com/gpu": "8"},
+            "conditions": [{"type": "Ready", "status": "True"}]}},
+        *({"kind": "Pod", "metadata": {"name": f"p{k}", "namespace": space,
+                                       "labels": {"job-name": "train"}},
+           "spec": {"nodeName": node, "containers": [
+               {"resources": {"limits": {"nvidia.com/gpu": "2"}}}]},
+           "status": {"phase": phase}}
+          for k, space, node, phase in (
+              (0, "u", "n01", "Running"), (1, "v", "", "Pending"), (2, "v", "", "Pending"))),
+    ]
+}  # fmt: skip
+
+
+def test_slurm_and_kubernetes() -> None:
+    """Pending jobs become requests, with the sizes of their parts on one node."""
+    from optsched.plan import from_kubernetes, from_slurm
+
+    found = from_slurm(synthetic.cluster("nvswitch", 2), SLURM_NODES, SLURM_JOBS, now=1000)
+    (running, _), (waiting,) = found.running[0], found.waiting
+    assert (running.name, running.elapsed, running.time_left) == ("1", 100, 500)
+    assert (waiting.name, waiting.gpus, waiting.pod, waiting.time_left) == ("2", 16, 8, 300)
+    assert (waiting.priority, running.priority, waiting.group) == (0, 1, "y")
+    found = from_kubernetes(synthetic.cluster("nvswitch", 1), PODS)
+    assert [(job.name, job.gpus) for job, _ in found.running] == [("u/train", 2)]
+    assert [(j.name, j.gpus, j.pod, j.group) for j in found.waiting] == [("v/train", 4, 2, "v")]
+    assert plan(found).starts.keys() == {"v/train"}
+
+
+def test_command(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
+    """The plan as text, JSON and schedule; clear and defragment; other inputs; exit codes."""
+    monkeypatch.chdir(tmp_path)
+    run = Cli(tmp_path, monkeypatch, capsys)
+    job = PlanJob(name="w", gpus=8, level="leaf")
+    facts = [PlanJob(name="a", gpus=3, move=7, evict=70), PlanJob(name="c", gpus=1, move=1),
+             PlanJob(name="d", gpus=1, move=1)]  # fmt: skip
+    state = busy().state
+    ClusterSnapshot(state, (*facts, job)).write(tmp_path / "s.json")
+    done = run("plan", "s.json", "-o", "p.schedule.json")
+    assert done.code == 0 and "0 of 1 start now" in done.out, done
+    assert not verify(Schedule.read(tmp_path / "p.schedule.json"))
+    done = run("plan", "s.json", "--json")
+    assert json.loads(done.out)["plan"][0]["why"] == "level"
+    done = run("plan", "s.json", "--clear", "w", "--best", "2", "-o", "after.json")
+    assert done.code == 0 and "Total cost 2; no plan is cheaper (proved)." in done.out, done
+    assert ClusterState.read(tmp_path / "after.json", leaves()).job("w")
+    done = run("plan", "s.json", "--defragment", "5", "--json")
+    assert json.loads(done.out)[0]["status"] == "optimal"
+    assert run("plan", "s.json", "--clear", "a").code == 2
+    assert run("plan", "s.json", "--clear", "w", "--defragment", "1").code == 2
+    (tmp_path / "nodes.txt").write_text(SLURM_NODES)
+    (tmp_path / "jobs.json").write_text(json.dumps(SLURM_JOBS))
+    synthetic.cluster("nvswitch", 2).write(tmp_path / "c.json")
+    done = run("plan", "nodes.txt", "--slurm", "jobs.json", "--cluster", "c.json", "--now", "1000",
+               "--save", "s2.json")  # fmt: skip
+    assert done.code == 0, done
+    assert [job.name for job in ClusterSnapshot.read(tmp_path / "s2.json").waiting] == ["2"]
+    assert run("plan", "nodes.txt", "--slurm", "jobs.json").code == 2
