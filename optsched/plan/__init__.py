@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from optsched.plan.clearing import Clearing, Defragmented, alternatives, clear, defragment
+    from optsched.plan.clearing import MovePlan, alternatives, clear, defragment
     from optsched.plan.live import from_kubernetes, from_run, from_slurm
     from optsched.plan.starts import Plan, Verdict, plan
     from optsched.plan.snapshot import ClusterSnapshot, PlanJob
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     name: module
     for module, names in {
-        "clearing": "Clearing Defragmented alternatives clear defragment",
+        "clearing": "MovePlan alternatives clear defragment",
         "live": "from_kubernetes from_run from_slurm",
         "starts": "Plan Verdict plan",
         "snapshot": "ClusterSnapshot PlanJob",
@@ -32,7 +32,7 @@ _MODULE_OF = {
 }
 
 __all__ = [
-    "Clearing", "ClusterSnapshot", "Defragmented", "Plan", "PlanJob", "Verdict", "alternatives",
+    "ClusterSnapshot", "MovePlan", "Plan", "PlanJob", "Verdict", "alternatives",
     "clear", "defragment", "from_kubernetes", "from_run", "from_slurm", "plan",
 ]  # fmt: skip
 

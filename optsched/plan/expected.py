@@ -11,7 +11,7 @@ from optsched.cluster import policies as registry
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from optsched.plan.moves import Counts
+    from optsched.plan.counts import Counts
     from optsched.plan.snapshot import PlanJob
 
 POLICY: Final = "fifo:backfill=first_fit"

@@ -16,7 +16,7 @@ from optsched.errors import Infeasible, InputError
 from optsched.io.strict_json import shortened
 from optsched.model.schedule import Csr, Objective, Schedule
 from optsched.plan.expected import POLICY, Forecast
-from optsched.plan.moves import WHOLE, Counts
+from optsched.plan.counts import WHOLE, Counts
 from optsched.plan.snapshot import ClusterSnapshot, PlanJob
 from optsched.problems.quota.problem import QuotaJob, QuotaPlan
 from optsched.solving.solve import solve

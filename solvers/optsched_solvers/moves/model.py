@@ -11,19 +11,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
+from optsched.plan.counts import WHOLE, Chosen
+from optsched_solvers.moves.integer_program import Row, minimize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from optsched.plan.snapshot import ClusterSnapshot, PlanJob
-
-WHOLE: Final = -1
-"""Number of the level of a fabric, above all levels of the cluster."""
+    from optsched.plan.counts import Counts, Cut
 
 
 class Shape(NamedTuple):
@@ -34,87 +30,6 @@ class Shape(NamedTuple):
     level: int
     kind: int
     job: int = -1
-
-
-class Cut(NamedTuple):
-    """GPUs by host that a job, or the gang (-1), does not get."""
-
-    job: int
-    hosts: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class Counts:
-    """A snapshot as numbers of GPUs by host."""
-
-    snapshot: ClusterSnapshot
-    _cells: dict[int, list[int]] = field(default_factory=dict, init=False)
-
-    @cached_property
-    def jobs(self) -> list[PlanJob]:
-        """The running jobs."""
-        return [job for job, _ in self.snapshot.running]
-
-    @cached_property
-    def at(self) -> list[list[tuple[int, int]]]:
-        """Hosts of every running job, with numbers of GPUs."""
-        host_of = self.snapshot.cluster.host_of
-        held = [Counter(host_of[list(job.gpus)].tolist()) for _, job in self.snapshot.running]
-        return [sorted(one.items()) for one in held]
-
-    @cached_property
-    def free(self) -> list[int]:
-        """Free GPUs by host."""
-        return [int(n) for n in self.snapshot.state.room]
-
-    @cached_property
-    def capacity(self) -> list[int]:
-        """GPUs by host that are not down."""
-        found = list(self.free)
-        for hosts in self.at:
-            for h, count in hosts:
-                found[h] += count
-        return found
-
-    @cached_property
-    def kinds(self) -> list[int | None]:
-        """Type of the hosts of every running job, None if it has several."""
-        of = self.snapshot.cluster.type_of
-        found = [{of[h] for h, _ in hosts} for hosts in self.at]
-        return [kinds.pop() if len(kinds) == 1 else None for kinds in found]
-
-    def level(self, job: PlanJob) -> int:
-        """Return the number of the level of a job, from the widest."""
-        return WHOLE if job.level is None else self.snapshot.cluster.level(job.level)
-
-    def cells(self, level: int) -> list[int]:
-        """Return the domain of a level of every host, those of two types apart."""
-        if level not in self._cells:
-            cluster = self.snapshot.cluster
-            groups = cluster.fabrics if level == WHOLE else cluster.domains(level).values()
-            domain = np.zeros(cluster.n_hosts, np.int64)
-            for d, hosts in enumerate(groups):
-                domain[list(hosts)] = d
-            pairs = domain * len(cluster.types) + np.array(cluster.type_of)
-            self._cells[level] = np.unique(pairs, return_inverse=True)[1].tolist()
-        return self._cells[level]
-
-    def shape(self, j: int) -> Shape:
-        """Return the shape of a running job on hosts of one type."""
-        job, kind = self.jobs[j], self.kinds[j]
-        assert kind is not None
-        key = j if job.bandwidth is not None else -1
-        if job.level == "host":
-            return Shape(job.gpus, 1, WHOLE, kind, key)
-        return Shape(job.pod, job.gpus // job.pod, self.level(job), kind, key)
-
-
-class Chosen(NamedTuple):
-    """What a solution of the model means; GPUs as numbers by host."""
-
-    evict: list[int]
-    move: dict[int, dict[int, int]]
-    place: dict[int, int]
 
 
 class MoveModel:
@@ -135,9 +50,6 @@ class MoveModel:
     def __init__(
         self, counts: Counts, near: Iterable[int] | None, evictable: Sequence[bool], place: bool
     ) -> None:
-        from optsched_solvers.integer_program import Row
-
-        self._row = Row
         self.counts, self.place = counts, place
         self.upper: list[int] = []
         self.cost: list[int] = []
@@ -167,6 +79,15 @@ class MoveModel:
         self.slots: dict[tuple[int, int, int], int] = {}  # (job or -1, size, host) -> variable
         self.jobs_in: dict[tuple[Shape, int], int] = {}  # (shape, cell) -> variable
 
+    def _shape(self, j: int) -> Shape:
+        """Return the shape of a running job on hosts of one type."""
+        job, kind = self.counts.jobs[j], self.counts.kinds[j]
+        assert kind is not None
+        key = j if job.bandwidth is not None else -1
+        if job.level == "host":
+            return Shape(job.gpus, 1, WHOLE, kind, key)
+        return Shape(job.pod, job.gpus // job.pod, self.counts.level(job), kind, key)
+
     def variable(self, upper: int, cost: int = 0) -> int:
         """Add an integer variable from 0 to `upper`."""
         self.upper.append(int(upper))
@@ -180,7 +101,7 @@ class MoveModel:
         total: dict[int, int] = defaultdict(int)
         for v, a in terms:
             total[v] += a
-        self.rows.append(self._row([*total], [*total.values()], least, most))
+        self.rows.append(Row([*total], [*total.values()], least, most))
 
     def add_gang(self, units: int, size: int, cells: Sequence[int], allowed: Iterable[int]) -> None:
         """Place `units` pods of `size` GPUs in one of the allowed cells."""
@@ -204,7 +125,7 @@ class MoveModel:
         counts = self.counts
         by_shape: dict[Shape, list[int]] = defaultdict(list)
         for j in self.moved:
-            by_shape[counts.shape(j)].append(j)
+            by_shape[self._shape(j)].append(j)
         hosts_of: dict[int, list[int]] = defaultdict(list)
         for h, kind in enumerate(counts.snapshot.cluster.type_of):
             hosts_of[kind].append(h)
@@ -252,7 +173,7 @@ class MoveModel:
         if cut.job < 0:
             parts = {h: self.gang[h] for h, _ in cut.hosts if h in self.gang}
         else:
-            shape = self.counts.shape(cut.job)
+            shape = self._shape(cut.job)
             keys = {h: (cut.job, shape.size, h) for h, _ in cut.hosts}
             parts = {h: (self.slots[k], shape.size) for h, k in keys.items() if k in self.slots}
         if len(parts) < len(cut.hosts) or (cut.job >= 0 and cut.job not in self.moved):
@@ -280,8 +201,6 @@ class MoveModel:
 
     def solve(self, seconds: float) -> tuple[list[int] | None, float]:
         """Return the best values found, or None, and a lower bound of the cost."""
-        from optsched_solvers.integer_program import minimize
-
         return minimize(self.upper, self.cost, self.rows, seconds)
 
     def chosen(self, values: Sequence[int]) -> Chosen:
@@ -290,7 +209,7 @@ class MoveModel:
         jobs: dict[Shape, list[int]] = defaultdict(list)
         for j, v in self.moved.items():
             if values[v]:
-                jobs[self.counts.shape(j)].append(j)
+                jobs[self._shape(j)].append(j)
         move: dict[int, dict[int, int]] = {}
         for (shape, cell), v in sorted(self.jobs_in.items(), key=lambda one: -one[0][0].level):
             cells = self.counts.cells(shape.level)

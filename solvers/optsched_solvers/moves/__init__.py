@@ -1,0 +1,1 @@
+"""Evictions and moves on a running cluster: integer model, and search by domains."""
