@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "topology": Entry("topology", "Describe a cluster: import, show, check."),
     "bandwidth": Entry("bandwidth", "Bandwidths of GPU sets: import, fit, plan, check."),
     "dispatch": Entry("dispatch", "Choose the free GPUs with the highest bandwidth."),
-    "plan": Entry("plan", "What starts on a live cluster, when the others do, what to move."),
+    "plan": Entry("decide", "What starts on a live cluster, when the others do, what to move."),
     "workload": Entry("convert", "Convert the log of a scheduler to a trace."),
     "simulate": Entry("simulate", "Replay a trace on a cluster under one policy or several."),
     "decide": Entry("decide", "Decide as Determined's schedulers or Kubernetes do."),

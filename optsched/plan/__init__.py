@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from optsched.plan.clearing import MovePlan, alternatives, clear, defragment
     from optsched.plan.live import from_kubernetes, from_run, from_slurm
-    from optsched.plan.starts import Plan, Verdict, plan
     from optsched.plan.snapshot import ClusterSnapshot, PlanJob
+    from optsched.plan.starts import Plan, Verdict, plan
 
 _MODULE_OF = {
     name: module

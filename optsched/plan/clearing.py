@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,8 @@ from optsched.plan.counts import Counts, GpuIds
 from optsched.plan.snapshot import MOST_COST, ClusterSnapshot, PlanJob
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from optsched.bandwidth import BandwidthModel
 
 TIME_LIMIT: Final = 10.0
@@ -99,10 +100,6 @@ def clear(
     A moved job gets as many GPUs on hosts of its type, within its level, with its pods together
     and its least bandwidth. More urgent jobs than the request are not evicted, and the quota of
     its group holds afterwards. Bandwidths are those without contention.
-
-    First each domain that may hold the request gets a lower bound, by a model without GPUs for
-    moved jobs; then, from the lowest bound, a plan by changes of the domain's jobs only; last,
-    one model of the whole cluster covers the domains with a bound below the best plan.
 
     Parameters
     ----------

@@ -27,17 +27,19 @@ class _Number(msgspec.Struct):
     infinite: bool = False
 
 
+_Amount = _Number | int | None
+
+
 class _SlurmJob(msgspec.Struct):
     job_id: int
     job_state: str | list[str] = ""
     account: str | None = None
-    priority: _Number | int | None = None
-    submit_time: _Number | int | None = None
-    start_time: _Number | int | None = None
-    time_limit: _Number | int | None = None
-    node_count: _Number | int | None = None
+    priority: _Amount = None
+    submit_time: _Amount = None
+    start_time: _Amount = None
+    time_limit: _Amount = None
+    node_count: _Amount = None
     tres_req_str: str | None = None
-    tres_alloc_str: str | None = None
 
 
 class _SlurmJobs(msgspec.Struct):
@@ -54,7 +56,7 @@ def from_slurm(
 ) -> ClusterSnapshot:
     """Read a snapshot from ``scontrol show node -d`` and ``squeue --json``.
 
-    Pending jobs with GPUs are the waiting ones, their accounts the groups, and time limits the
+    Pending jobs with GPUs are the requests, their accounts the groups, and time limits the
     expected durations. The GPUs of a job on one node stay together. Jobs can be neither evicted
     nor moved until costs are given.
 
@@ -92,7 +94,7 @@ def from_slurm(
     return ClusterSnapshot(state, tuple(found), quotas or {}, now)
 
 
-def _number(given: _Number | int | None, default: int) -> int:
+def _number(given: _Amount, default: int) -> int:
     """Return a number of Slurm, which newer versions write as an object."""
     if isinstance(given, _Number):
         return given.number if given.set and not given.infinite else default

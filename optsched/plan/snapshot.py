@@ -16,6 +16,7 @@ from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import (
     MAX_INTEGER,
+    decode,
     decode_document,
     lines,
     nested,
@@ -234,14 +235,7 @@ def from_tree(tree: Any, name: str) -> ClusterSnapshot:
 
 def _check(job: PlanJob, cluster: Cluster, place: str) -> None:
     """Refuse fields out of range, and names that the cluster does not have."""
-    for key, least, most in (
-        ("gpus", 1, 2**22), ("pod", 1, 2**22), ("priority", 0, MAX_INTEGER),
-        ("submit", 0, MAX_INTEGER), ("elapsed", 0, MAX_INTEGER), ("time_left", 1, 2**40),
-        ("evict", 0, MOST_COST), ("move", 0, MOST_COST),
-    ):  # fmt: skip
-        value = getattr(job, key)
-        if value is not None or key not in ("evict", "move"):
-            integer(f"{place}.{key}", value, least, most)
+    decode(msgspec.structs.asdict(job), PlanJob, place)
     label(f"{place}.group", job.group)
     if job.gpus % job.pod:
         raise InputError(f"{place}.pod: {job.gpus} GPUs are not a multiple of {job.pod}")

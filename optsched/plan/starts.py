@@ -15,8 +15,8 @@ from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.errors import Infeasible, InputError
 from optsched.io.strict_json import shortened
 from optsched.model.schedule import Csr, Objective, Schedule
-from optsched.plan.expected import POLICY, Forecast
 from optsched.plan.counts import WHOLE, Counts
+from optsched.plan.expected import POLICY, Forecast
 from optsched.plan.snapshot import ClusterSnapshot, PlanJob
 from optsched.problems.quota.problem import QuotaJob, QuotaPlan
 from optsched.solving.solve import solve
@@ -308,16 +308,16 @@ class _Planner:
             return Verdict(job, why="quota", text=text)
         if text := self._obstacle(job, snapshot.state):
             return Verdict(job, why="level" if "only across" in text else "space", text=text)
+        if job.name in self.slow:
+            return Verdict(job, why="bandwidth", text=self.slow[job.name])
         ahead = [one.job for one in self.started.values()]
         if quota is not None and job.gpus > self.left[job.group]:
             ahead = [one for one in ahead if one.group == job.group]
             names = shortened([one.name for one in ahead])
             return Verdict(job, why="order", text=f"ahead of it {names} use the quota of group "
                            f"{job.group}")  # fmt: skip
-        if self._obstacle(job, self.state):
-            names = shortened([one.name for one in ahead])
-            return Verdict(job, why="order", text=f"ahead of it {names} get the GPUs")
-        return Verdict(job, why="bandwidth", text=self.slow.get(job.name, "no allowed GPUs found"))
+        names = shortened([one.name for one in ahead])
+        return Verdict(job, why="order", text=f"ahead of it {names} get the GPUs")
 
 
 def _knapsack(

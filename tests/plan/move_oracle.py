@@ -113,7 +113,8 @@ def random_snapshot(seed: int, floors: bool = False) -> tuple[ClusterSnapshot, P
         jobs.append(PlanJob(
             name=f"j{j}", gpus=size, pod=rng.choice([p for p in (1, 2, 3) if size % p == 0]),
             level=rng.choice((None, None, "spine", "leaf", "host")), priority=rng.choice((1, 2)),
-            group=rng.choice("ab"), evict=rng.choice((None, rng.randint(0, 30), rng.randint(0, 30))),
+            group=rng.choice("ab"),
+            evict=rng.choice((None, rng.randint(0, 30), rng.randint(0, 30))),
             move=rng.choice((None, *(rng.randint(0, 9) for _ in range(4)))),
             bandwidth=rng.choice((None, 20.0, 45.0)) if floors and size > 1 else None,
         ))  # fmt: skip

@@ -155,10 +155,12 @@ def most_free(snapshot: ClusterSnapshot, budget: int) -> int:
     cluster, state = snapshot.cluster, snapshot.state
     capacity = cluster.sizes - cluster.counts(state.down)
     usable = [h for h in range(cluster.n_hosts) if capacity[h]]
+    kinds = [{cluster.type_of[cluster.host_of[g]] for g in h.gpus} for _, h in snapshot.running]
     movable = [
-        (job, held) for job, held in snapshot.running
-        if job.move is not None and len({cluster.type_of[cluster.host_of[g]] for g in held.gpus}) == 1
-    ]  # fmt: skip
+        one
+        for one, kind in zip(snapshot.running, kinds, strict=True)
+        if one[0].move is not None and len(kind) == 1
+    ]
     for size in range(len(usable), 0, -1):
         for chosen in combinations(usable, size):
             for picks in product((False, True), repeat=len(movable)):

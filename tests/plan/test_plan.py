@@ -106,8 +106,10 @@ def random_snapshot(seed: int) -> ClusterSnapshot:
     for j in range(rng.randint(0, 5)):
         gpus = rng.sample(state.free, min(len(state.free), rng.randint(1, 4)))
         state = state.take(gpus, f"r{j}")
-        jobs.append(PlanJob(name=f"r{j}", gpus=len(gpus), group=rng.choice("ab"),
-                            time_left=rng.randint(1, 999), elapsed=rng.randint(0, 999)))  # fmt: skip
+        jobs.append(
+            PlanJob(name=f"r{j}", gpus=len(gpus), group=rng.choice("ab"),
+                    time_left=rng.randint(1, 999), elapsed=rng.randint(0, 999))
+        )  # fmt: skip
     for j in range(rng.randint(1, 8)):
         size = rng.choice((1, 2, 3, 4, 4, 8, 12))
         jobs.append(PlanJob(
@@ -161,10 +163,10 @@ def test_document_round_trip(tmp_path: Any) -> None:
     [
         (PlanJob(name="a", gpus=2), "jobs['a'].gpus: 2, but it holds 3"),
         (PlanJob(name="w", gpus=3, pod=2), "jobs['w'].pod: 3 GPUs are not a multiple of 2"),
-        (PlanJob(name="w", gpus=0), "jobs['w'].gpus: expected an integer"),
+        (PlanJob(name="w", gpus=0), "jobs['w']: gpus: expected"),
         (PlanJob(name="w", gpus=1, level="row"), "jobs['w'].level: expected one of leaf, host"),
         (PlanJob(name="w", gpus=1, type="z"), "jobs['w'].type: expected one of t, got 'z'"),
-        (PlanJob(name="w", gpus=1, evict=-1), "jobs['w'].evict: expected an integer"),
+        (PlanJob(name="w", gpus=1, evict=-1), "jobs['w']: evict: expected"),
         (PlanJob(name="", gpus=1), "jobs: expected distinct names"),
     ],
 )

@@ -72,7 +72,12 @@ def run(
 def cheapest(
     counts: Counts, ids: GpuIds, job: PlanJob, earlier: Sequence[Chosen], seconds: float
 ) -> Found:
-    """Find the cheapest plan for a gang that contains none of the earlier plans."""
+    """Find the cheapest plan for a gang that contains none of the earlier plans.
+
+    First each domain that may hold the gang gets a lower bound, by a model without GPUs for moved
+    jobs; then, from the lowest bound, a plan by changes of the domain's jobs only; last, one model
+    of the whole cluster covers the domains with a bound below the best plan.
+    """
     cuts: list[Cut] = []
     end, best = time.monotonic() + seconds, NOTHING
     evictable = [one.priority >= job.priority for one in counts.jobs]
