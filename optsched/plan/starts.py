@@ -40,11 +40,11 @@ class Verdict(NamedTuple):
 
     job: PlanJob
     gpus: tuple[int, ...] = ()
-    """GPUs on which it starts now; empty if it waits."""
+    """GPUs on which it starts now; empty if it does not start."""
     bandwidth: float | None = None
     """GB/s that these GPUs get next to the running jobs."""
     why: Why = ""
-    """Kind of the reason for which it waits; empty if it starts."""
+    """Kind of the reason for which it does not start; empty if it starts."""
     text: str = ""
     """The reason in a sentence."""
     expected: tuple[int, ...] | None = None
@@ -59,7 +59,7 @@ class Plan:
     verdicts: tuple[Verdict, ...]
     policy: str
     bound: int
-    """GPUs that the quota plans granted: an upper bound within each class of priority."""
+    """Most GPUs that could start: by class of priority, after the starts of the classes before."""
     state: ClusterState
     """The cluster after all starts."""
     assumed: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Plan:
 
     @cached_property
     def gap(self) -> float:
-        """Share of the granted GPUs that topology or bandwidth left unused."""
+        """Share of the bound that does not start: by topology, bandwidth, or the choice."""
         used = sum(len(gpus) for gpus in self.starts.values())
         return max(0.0, 1 - used / self.bound) if self.bound else 0.0
 
@@ -173,7 +173,7 @@ def plan(
     for _, same in groupby(snapshot.waiting, key=lambda job: job.priority):
         planner.serve(list(same))
     late = [job for job in snapshot.waiting if job.name not in planner.started]
-    verdicts = {job.name: planner.waits(job) for job in late}
+    verdicts = {job.name: planner.reason(job) for job in late}
     possible = [job for job in late if verdicts[job.name].why != "never"]
     starts = {name: one.gpus for name, one in planner.started.items()}
     expected = forecast.starts(starts, possible) if possible else {}
@@ -182,7 +182,7 @@ def plan(
         or verdicts[job.name]._replace(expected=expected.get(job.name))
         for job in snapshot.waiting
     ]
-    return Plan(snapshot, tuple(found), policy, planner.granted, planner.state, known.assumed)
+    return Plan(snapshot, tuple(found), policy, planner.bound, planner.state, known.assumed)
 
 
 @dataclass
@@ -194,7 +194,7 @@ class _Planner:
     started: dict[str, Verdict] = field(default_factory=dict)
     slow: dict[str, str] = field(default_factory=dict)
     """Sentences on requests whose GPUs would be too slow."""
-    granted: int = 0
+    bound: int = 0
     dispatchers: dict[Policy, Dispatcher] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -204,26 +204,20 @@ class _Planner:
 
     def serve(self, jobs: Sequence[PlanJob]) -> None:
         """Start requests of one priority: those of the quota plans, then all that still fit."""
-        chosen = self._granted([job for job in jobs if not self._obstacle(job, self.state)])
-        self.granted += sum(job.gpus for job in chosen)
-        names = {job.name for job in chosen}
-        for job in (*chosen, *(job for job in jobs if job.name not in names)):
-            self._start(job)
-
-    def _granted(self, jobs: Sequence[PlanJob]) -> list[PlanJob]:
-        """Choose the requests that use most GPUs within quotas, and within free GPUs by type."""
-        by_group: dict[str, list[PlanJob]] = defaultdict(list)
-        for job in jobs:
-            by_group[job.group].append(job)
-        names = {
-            job.name for group, same in by_group.items()
-            for job in _knapsack(same, {"": self.left.get(group, 2**22)}, [""])
-        }  # fmt: skip
-        cluster = self.state.cluster
+        able = [job for job in jobs if not self._obstacle(job, self.state)]
+        names = {job.name for job in able if job.group not in self.left}
+        for group, left in self.left.items():
+            same = [job for job in able if job.group == group]
+            names |= {job.name for job in _knapsack(same, {"": left})}
+        within = [job for job in able if job.name in names]
         free: dict[str, int] = defaultdict(int)
         for h, count in enumerate(self.state.room.tolist()):
-            free[cluster.hosts[h].type] += count
-        return _knapsack([job for job in jobs if job.name in names], free, [*free])
+            free[self.state.cluster.hosts[h].type] += count
+        chosen = _knapsack(within, free)
+        most = sum(job.gpus for job in _knapsack(able, free))
+        self.bound += min(most, sum(job.gpus for job in within))
+        for job in (*chosen, *(job for job in jobs if job not in chosen)):
+            self._start(job)
 
     def _start(self, job: PlanJob) -> None:
         """Start a request on the fastest free GPUs, if there are any that it may use."""
@@ -291,7 +285,7 @@ class _Planner:
             )
         return ""
 
-    def waits(self, job: PlanJob) -> Verdict:
+    def reason(self, job: PlanJob) -> Verdict:
         """Return the reason for which a request does not start."""
         snapshot = self.counts.snapshot
         quota = snapshot.quotas.get(job.group)
@@ -310,40 +304,33 @@ class _Planner:
             return Verdict(job, why="level" if "only across" in text else "space", text=text)
         if job.name in self.slow:
             return Verdict(job, why="bandwidth", text=self.slow[job.name])
-        ahead = [one.job for one in self.started.values()]
-        if quota is not None and job.gpus > self.left[job.group]:
-            ahead = [one for one in ahead if one.group == job.group]
-            names = shortened([one.name for one in ahead])
-            return Verdict(job, why="order", text=f"ahead of it {names} use the quota of group "
-                           f"{job.group}")  # fmt: skip
-        names = shortened([one.name for one in ahead])
-        return Verdict(job, why="order", text=f"ahead of it {names} get the GPUs")
+        limited = quota is not None and job.gpus > self.left[job.group]
+        ahead = [name for name, one in self.started.items()
+                 if not limited or one.job.group == job.group]  # fmt: skip
+        what = f"use the quota of group {job.group}" if limited else "get the GPUs"
+        return Verdict(job, why="order", text=f"ahead of it {shortened(ahead)} {what}")
 
 
-def _knapsack(
-    jobs: Sequence[PlanJob], budget: Mapping[str, int], kinds: Sequence[str]
-) -> list[PlanJob]:
-    """Choose the jobs that use most GPUs within the budgets; equal sums go by the queue."""
+def _knapsack(jobs: Sequence[PlanJob], budget: Mapping[str, int]) -> list[PlanJob]:
+    """Choose the jobs that use most GPUs of the types; type "": any. The queue decides equals."""
 
-    def allowed(job: PlanJob) -> list[str]:
-        return [k for k in kinds if (k == "" or job.type in (None, k)) and job.gpus <= budget[k]]
+    def kinds(job: PlanJob) -> list[str]:
+        return [k for k, n in budget.items() if (not k or job.type in (None, k)) and job.gpus <= n]
 
-    able = [job for job in jobs if allowed(job)]
-    if len(kinds) == 1 and sum(job.gpus for job in able) <= budget[kinds[0]]:
+    able = [job for job in jobs if kinds(job)]
+    if len(budget) == 1 and sum(job.gpus for job in able) <= sum(budget.values()):
         return able
-    scale = 1 + len(able)
-    asked = []
+    scale = (1 + len(able)) ** 2
+    queries = []
     for rank, job in enumerate(able):
-        worth = [float(job.gpus * scale * scale + len(able) - rank)]
-        mine = allowed(job)
-        asked.append(QuotaJob(
-            job.name, sizes={k: [job.gpus] for k in mine} if len(kinds) > 1 else [job.gpus],
-            utility={k: worth for k in mine} if len(kinds) > 1 else worth,
+        worth = [float(job.gpus * scale + len(able) - rank)]
+        queries.append(QuotaJob(
+            job.name, sizes={k: [job.gpus] for k in kinds(job)},
+            utility=dict.fromkeys(kinds(job), worth),
         ))  # fmt: skip
-    if not asked:
+    if not queries:
         return []
-    pool = {k: n for k, n in budget.items() if n > 0}
-    problem = QuotaPlan(asked, budget=pool if len(kinds) > 1 else budget[kinds[0]], resolution=1)
+    problem = QuotaPlan(queries, budget={k: n for k, n in budget.items() if n > 0}, resolution=1)
     found = solve(problem, time_limit=_QUOTA_TIME).schedule
     quota = {} if found is None else problem.quota(found)
     return [job for job in able if quota.get(job.name)]
