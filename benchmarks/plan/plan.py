@@ -54,9 +54,11 @@ def main() -> None:
             assert not verify(found.schedule)
             gaps.append(found.gap)
             starts, running = starts + len(found.starts), running + len(given.running)
-        print(f"{hosts * GPUS:4} {running / seeds:8.0f} {waiting:8} {statistics.median(times):9.2f} "
-              f"{max(times):8.2f} {statistics.median(cpu):6.2f} {starts / seeds:7.1f} "
-              f"{max(gaps):10.1%}")  # fmt: skip
+        print(
+            f"{hosts * GPUS:4} {running / seeds:8.0f} {waiting:8} {statistics.median(times):9.2f} "
+            f"{max(times):8.2f} {statistics.median(cpu):6.2f} {starts / seeds:7.1f} "
+            f"{max(gaps):10.1%}"
+        )
 
 
 if __name__ == "__main__":
