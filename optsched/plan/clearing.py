@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from optsched.bandwidth import BandwidthModel
+    from optsched.plan.counts import Chosen
 
 TIME_LIMIT: Final = 10.0
 
@@ -154,6 +155,8 @@ def alternatives(
 
     integer("k", k, 1, MOST_ALTERNATIVES)
     job = snapshot.request(request) if isinstance(request, str) else request
+    if not isinstance(job, PlanJob):
+        raise InputError(f"request: expected a PlanJob or its name, got {job!r:.60}")
     if job.name in {one.name for one, _ in snapshot.running}:
         raise InputError(f"request: {job.name!r:.60} runs already")
     others = [one for one in snapshot.jobs if one.name != job.name]
@@ -161,7 +164,7 @@ def alternatives(
         ClusterSnapshot(snapshot.state, (*others, job), snapshot.quotas), model, time_limit
     )
     plans: list[MovePlan] = []
-    earlier = []
+    earlier: list[Chosen] = []
     while len(plans) < k:
         found = cheapest(counts, ids, job, earlier, seconds)
         if found.bound == math.inf and not plans:

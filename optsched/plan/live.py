@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from optsched.plan.snapshot import ClusterSnapshot, PlanJob
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from optsched.cluster import Run
+    from optsched.cluster import Run, Stay
 
 
 class _Number(msgspec.Struct):
@@ -35,11 +36,16 @@ class _SlurmJob(msgspec.Struct):
     job_state: str | list[str] = ""
     account: str | None = None
     priority: _Amount = None
+    state_reason: str | None = None
     submit_time: _Amount = None
     start_time: _Amount = None
     time_limit: _Amount = None
     node_count: _Amount = None
     tres_req_str: str | None = None
+
+
+_BLOCKED = re.compile("JobHeld|Dependency|BeginTime")
+"""Reasons for which a pending job of Slurm cannot start, whatever is free."""
 
 
 class _SlurmJobs(msgspec.Struct):
@@ -57,7 +63,7 @@ def from_slurm(
     """Read a snapshot from ``scontrol show node -d`` and ``squeue --json``.
 
     Pending jobs with GPUs are the requests, their accounts the groups, and time limits the
-    expected durations. The GPUs of a job on one node stay together. Jobs can be neither evicted
+    expected durations; jobs that are held, or depend on others or on a time, are left out. The GPUs of a job on one node stay together. Jobs can be neither evicted
     nor moved until costs are given.
 
     Parameters
@@ -80,7 +86,7 @@ def from_slurm(
     for job in given:
         name, pending = str(job.job_id), "PENDING" in job.job_state
         gpus = held.get(name, _tres(job.tres_req_str) if pending else 0)
-        if gpus == 0:
+        if gpus == 0 or (pending and _BLOCKED.match(job.state_reason or "")):
             continue
         nodes = max(1, _number(job.node_count, 1))
         limit = 60 * _number(job.time_limit, 60)
@@ -104,10 +110,13 @@ def _number(given: _Amount, default: int) -> int:
 def _tres(text: str | None) -> int:
     """Return the GPUs of ``cpu=8,gres/gpu=16``."""
     parts = dict(part.split("=", 1) for part in (text or "").split(",") if "=" in part)
-    count = parts.get("gres/gpu", "0")
-    if not count.isdecimal():
-        raise InputError(f"squeue: tres_req_str: expected a number of GPUs, got {text!r:.80}")
-    return int(count)
+    return _count(parts.get("gres/gpu", "0"))
+
+
+def _count(text: object) -> int:
+    if not str(text).isdecimal():
+        raise InputError(f"expected a number of GPUs, got {text!r:.80}")
+    return int(str(text))
 
 
 def from_kubernetes(
@@ -130,7 +139,7 @@ def from_kubernetes(
         if pod.kind != "Pod" or pod.spec.node_name or pod.status.phase not in ("", "Pending"):
             continue
         limits = [one.resources.limits | one.resources.requests for one in pod.spec.containers]
-        gpus = sum(int(one.get(key, 0)) for one in limits for key in RESOURCES)
+        gpus = sum(_count(one.get(key, "0")) for one in limits for key in RESOURCES)
         owners = [one.name for one in pod.metadata.owner_references if one.controller]
         name = next((pod.metadata.labels[key] for key in _JOB_LABELS if key in pod.metadata.labels),
                     (owners or [pod.metadata.name])[0])  # fmt: skip
@@ -142,9 +151,9 @@ def from_kubernetes(
     ]
     held = {job.name for job in state.jobs}
     for name, pods in sizes.items():
-        pod = pods[0] if len({*pods}) == 1 else 1
+        size = pods[0] if len({*pods}) == 1 else 1
         full = f"{name}+" if name in held else name  # more pods of a job that runs already
-        jobs.append(PlanJob(name=full, gpus=sum(pods), pod=pod, group=name.partition("/")[0]))
+        jobs.append(PlanJob(name=full, gpus=sum(pods), pod=size, group=name.partition("/")[0]))
     return ClusterSnapshot(state, tuple(jobs), quotas or {}, now)
 
 
@@ -158,7 +167,8 @@ def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnap
     """Take the snapshot of a simulation just before the decisions of an instant.
 
     Evicting a preemptible job costs the GPU time of its present stay, moving it the GPU time of
-    its restart. Local ids of GPUs are assigned from the lowest.
+    its restart. Elastic jobs without GPUs request their smallest size. Local ids of GPUs are
+    assigned from the lowest.
 
     Parameters
     ----------
@@ -172,11 +182,13 @@ def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnap
     workload, nodes = run.workload, run.nodes
     if workload.time_unit != "s":
         raise InputError(f"run: expected times in s, got {workload.time_unit}")
+    if run.settings.changes:
+        raise InputError("run: expected one without changes of nodes")
     topology = _topology(run) if cluster is None else cluster
     at = {name: topology.host_index(name) for name, n in zip(nodes.names, nodes.gpus, strict=True)
           if n}  # fmt: skip
     number = {name: j for j, name in enumerate(workload.names)}
-    done, stay_of = np.zeros(len(workload), np.int64), {}
+    done, open_stays = np.zeros(len(workload), np.int64), dict[int, tuple[Stay, int]]()
     free = {h: list(range(*topology.first[h : h + 2])) for h in range(topology.n_hosts)}
     jobs, held = [], []
     for stay in run.at(time).stays:
@@ -188,19 +200,20 @@ def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnap
         work = speed * max(0, end - stay.start - stay.restart) if stay.work is None else stay.work
         done[j] += work
         if stay.end is None:
-            stay_of[j] = stay, speed
+            open_stays[j] = stay, speed
             ids = [free[at[nodes.names[n]]].pop(0) for n, c in stay.nodes.items() for _ in range(c)]
             held += [StateJob(stay.job, tuple(ids))] if ids else []
     for j in np.flatnonzero(workload.submit <= time).tolist():
         finished = int(run.log.finished[j])
         if 0 <= finished <= time or not workload.sizes_of(j).any():
             continue
-        stay, speed = stay_of.get(j, (None, int(workload.rates_of(j)[0])))
-        gpus = sum(stay.nodes.values()) if stay else int(workload.sizes_of(j)[0])
+        gpus, speed, elapsed = int(workload.sizes_of(j)[0]), int(workload.rates_of(j)[0]), 0
+        if j in open_stays:
+            stay, speed = open_stays[j]
+            gpus, elapsed = sum(stay.nodes.values()), time - stay.start
         cost = int(workload.restart_cost[j])
         restart = run.settings.restart_cost if cost < 0 else cost
-        elapsed = time - stay.start if stay else 0
-        can = stay is not None and bool(workload.preemptible[j])
+        can = elapsed > 0 and bool(workload.preemptible[j])
         jobs.append(PlanJob(
             name=workload.names[j], gpus=gpus, priority=int(workload.priority[j]),
             group=workload.groups[workload.group[j]].name if workload.groups else "",

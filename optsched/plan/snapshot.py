@@ -119,13 +119,6 @@ class ClusterSnapshot:
     ------
     InputError
         An invalid field, with its job.
-
-    Examples
-    --------
-    >>> from optsched import bandwidth, plan
-    >>> state = bandwidth.ClusterState.idle(bandwidth.synthetic.cluster("nvswitch", 2))
-    >>> [job.name for job in plan.ClusterSnapshot(state, [plan.PlanJob(name="a", gpus=2)]).waiting]
-    ['a']
     """
 
     state: ClusterState
