@@ -62,9 +62,9 @@ def from_slurm(
 ) -> ClusterSnapshot:
     """Read a snapshot from ``scontrol show node -d`` and ``squeue --json``.
 
-    Pending jobs with GPUs are the requests, their accounts the groups, and time limits the
-    expected durations; jobs that are held, or depend on others or on a time, are left out. The GPUs of a job on one node stay together. Jobs can be neither evicted
-    nor moved until costs are given.
+    Pending jobs with GPUs are the requests, except those that are held or depend on others or on
+    a time. Accounts are the groups, and time limits the expected durations. The GPUs of a job on
+    one node stay together. Jobs can be neither evicted nor moved until costs are given.
 
     Parameters
     ----------
@@ -188,7 +188,8 @@ def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnap
     at = {name: topology.host_index(name) for name, n in zip(nodes.names, nodes.gpus, strict=True)
           if n}  # fmt: skip
     number = {name: j for j, name in enumerate(workload.names)}
-    done, open_stays = np.zeros(len(workload), np.int64), dict[int, tuple[Stay, int]]()
+    done = np.zeros(len(workload), np.int64)
+    open_stays: dict[int, tuple[Stay, int]] = {}
     free = {h: list(range(*topology.first[h : h + 2])) for h in range(topology.n_hosts)}
     jobs, held = [], []
     for stay in run.at(time).stays:

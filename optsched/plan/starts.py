@@ -224,36 +224,51 @@ class _Planner:
         if job.gpus > self.left.get(job.group, job.gpus) or self._obstacle(job, self.state):
             return
         try:
-            found = self._dispatcher(job).answer(self.state, job.gpus, DEADLINE)
+            gpus, value, alone = self._fastest(job)
         except Infeasible as error:
             self.slow[job.name] = str(error)
             return
-        least = 0 if job.bandwidth is None else kilobytes("bandwidth", job.bandwidth)
-        if found.standalone < least:
+        if job.bandwidth is not None and alone < kilobytes("bandwidth", job.bandwidth):
             self.slow[job.name] = (
-                f"the best free GPUs found have {found.standalone / KILOBYTES:.1f} GB/s, "
+                f"the best free GPUs found have {alone / KILOBYTES:.1f} GB/s, "
                 f"it needs {job.bandwidth:g}"
             )
             return
-        self.state = self.state.take(found.gpus, job.name)
-        self.started[job.name] = Verdict(
-            job, found.gpus, found.value / KILOBYTES if job.gpus > 1 else None
-        )
+        self.state = self.state.take(gpus, job.name)
+        self.started[job.name] = Verdict(job, gpus, value / KILOBYTES if job.gpus > 1 else None)
         if job.group in self.left:
             self.left[job.group] -= job.gpus
 
-    def _dispatcher(self, job: PlanJob) -> Dispatcher:
+    def _fastest(self, job: PlanJob) -> tuple[tuple[int, ...], int, int]:
+        """Return the fastest free GPUs found, their bandwidth, and that without contention."""
         cluster = self.state.cluster
         others = [host.name for host in cluster.hosts if job.type not in (None, host.type)]
-        sliced = job.pod > 1 and job.level != "host"
         policy = Policy(
             required=job.level, same_type=job.type is None and len(cluster.types) > 1,
-            exclude=tuple(others) or None, slice_size=job.pod if sliced else None,
-            slice_level="host" if sliced else None,
+            exclude=tuple(others) or None,
         )  # fmt: skip
         if policy not in self.dispatchers:
             self.dispatchers[policy] = Dispatcher(cluster, self.model, policy=policy)
-        return self.dispatchers[policy]
+        dispatcher, pod = self.dispatchers[policy], 1 if job.level == "host" else job.pod
+        by_host: list[list[int]] = [[] for _ in cluster.hosts]
+        for gpu in self.state.free:
+            by_host[cluster.host_of[gpu]].append(gpu)
+        whole = [ids[: len(ids) // pod * pod] for ids in by_host]
+        left_over = [
+            gpu for ids, kept in zip(by_host, whole, strict=True) for gpu in ids[len(kept) :]
+        ]
+        found = dispatcher.answer(self.state.without(left_over), job.gpus, DEADLINE)
+        if not (cluster.counts(found.gpus) % pod).any():
+            return found.gpus, found.value, found.standalone
+        cells, choices = self.counts.cells(self.counts.level(job)), []
+        for cell in {*cells}:
+            fitting = [ids for h, ids in enumerate(whole) if cells[h] == cell
+                       and job.type in (None, cluster.hosts[h].type)]  # fmt: skip
+            ids = [gpu for one in sorted(fitting, key=len, reverse=True) for gpu in one]
+            choices += [tuple(sorted(ids[: job.gpus]))] if len(ids) >= job.gpus else []
+        gpus = max(choices, key=self.model.of)
+        share = dispatcher.what_if(self.state, gpus, DEADLINE).share
+        return gpus, share.value, share.standalone
 
     def _obstacle(self, job: PlanJob, state: ClusterState, all_free: bool = False) -> str:
         """Return why no free GPUs have the right type, pods and domain, or an empty text."""
