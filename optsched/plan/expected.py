@@ -41,12 +41,7 @@ class Forecast:
     ) -> dict[str, tuple[int, ...]]:
         """Return percentiles of the start of every waiting job, in seconds from now.
 
-        Parameters
-        ----------
-        started
-            GPUs of the requests that start now.
-        waiting
-            The others, in the order of the queue; those that can never run are left out.
+        `started` has the GPUs of requests that start now; `waiting` those that can run later.
         """
         counts, cluster = self.counts, self.counts.snapshot.cluster
         host_of = cluster.host_of

@@ -66,16 +66,7 @@ def from_slurm(
     a time. Accounts are the groups, and time limits the expected durations. The GPUs of a job on
     one node stay together. Jobs can be neither evicted nor moved until costs are given.
 
-    Parameters
-    ----------
-    cluster
-        Hosts, or machines of hosts, are the nodes.
-    nodes_text, jobs_json
-        Text of the two commands; the second may be parsed already.
-    now
-        Time of the output, seconds since 1970.
-    quotas
-        Most GPUs of an account.
+    The JSON may be parsed already; `now` is the time of the output, seconds since 1970.
     """
     tree = parse(jobs_json, "squeue") if isinstance(jobs_json, str) else jobs_json
     state = ClusterState.from_slurm(cluster, nodes_text, tree)
@@ -168,16 +159,8 @@ def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnap
 
     Evicting a preemptible job costs the GPU time of its present stay, moving it the GPU time of
     its restart. Elastic jobs without GPUs request their smallest size. Local ids of GPUs are
-    assigned from the lowest.
-
-    Parameters
-    ----------
-    run
-        Of `optsched.cluster.simulate`, in whole seconds.
-    time
-        The instant.
-    cluster
-        Topology with the names of the simulated nodes as hosts; default: no levels.
+    assigned from the lowest. A `cluster` has the names of the nodes as hosts; without one there
+    are no levels.
     """
     workload, nodes = run.workload, run.nodes
     if workload.time_unit != "s":

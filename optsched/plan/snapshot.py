@@ -209,15 +209,10 @@ class ClusterSnapshot:
 
 
 def from_tree(tree: Any, name: str) -> ClusterSnapshot:
-    """Read a snapshot from parsed JSON.
+    """Read a snapshot from parsed JSON; `name` is the file in messages.
 
-    Parameters
-    ----------
-    tree
-        ``optsched.snapshot/1``: the documents ``optsched.cluster/1`` and ``optsched.state/1`` as
-        members, jobs with the fields of `PlanJob`, and GPUs by group as quotas.
-    name
-        File name for messages.
+    Members ``cluster`` and ``state`` are the documents ``optsched.cluster/1`` and
+    ``optsched.state/1``; jobs have the fields of `PlanJob`, quotas are GPUs by group.
     """
     found = decode_document(tree, _Snapshot, FORMAT, name)
     cluster = documents.cluster_from_tree(found.cluster, f"{name}: cluster")

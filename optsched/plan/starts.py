@@ -254,9 +254,7 @@ class _Planner:
         for gpu in self.state.free:
             by_host[cluster.host_of[gpu]].append(gpu)
         whole = [ids[: len(ids) // pod * pod] for ids in by_host]
-        left_over = [
-            gpu for ids, kept in zip(by_host, whole, strict=True) for gpu in ids[len(kept) :]
-        ]
+        left_over = set(self.state.free).difference(*whole)
         found = dispatcher.answer(self.state.without(left_over), job.gpus, DEADLINE)
         if not (cluster.counts(found.gpus) % pod).any():
             return found.gpus, found.value, found.standalone
