@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from optsched.bandwidth import ClusterState, Job
 from optsched.errors import Infeasible, InputError
 from optsched.io.values import integer, number
-from optsched.plan.counts import Counts, GpuIds
+from optsched.plan.counts import Counts
 from optsched.plan.snapshot import MOST_COST, ClusterSnapshot, PlanJob
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from optsched.bandwidth import BandwidthModel
-    from optsched.plan.counts import Chosen
 
 TIME_LIMIT: Final = 10.0
 
@@ -160,13 +159,12 @@ def alternatives(
     if job.name in {one.name for one, _ in snapshot.running}:
         raise InputError(f"request: {job.name!r:.60} runs already")
     others = [one for one in snapshot.jobs if one.name != job.name]
-    counts, ids, seconds = _checked(
-        ClusterSnapshot(snapshot.state, (*others, job), snapshot.quotas), model, time_limit
-    )
+    given = ClusterSnapshot(snapshot.state, (*others, job), snapshot.quotas)
+    counts, seconds = _checked(given, time_limit)
     plans: list[MovePlan] = []
-    earlier: list[Chosen] = []
+    earlier: list[Any] = []
     while len(plans) < k:
-        found = cheapest(counts, ids, job, earlier, seconds)
+        found = cheapest(counts, model, job, earlier, seconds)
         if found.bound == math.inf and not plans:
             raise Infeasible(f"no allowed evictions and moves make space for {job.name}")
         if found.chosen is None or found.assigned is None:
@@ -211,8 +209,8 @@ def defragment(
     from optsched_solvers.moves.search import most_free
 
     integer("budget", budget, 0, MOST_COST)
-    counts, ids, seconds = _checked(snapshot, model, time_limit)
-    found, free, bound = most_free(counts, ids, level, budget, seconds)
+    counts, seconds = _checked(snapshot, time_limit)
+    found, free, bound = most_free(counts, model, level, budget, seconds)
     assert found.assigned is not None
     return MovePlan(
         snapshot=snapshot, cost=int(found.cost), bound=bound, level=level, free=tuple(free),
@@ -221,12 +219,8 @@ def defragment(
     )  # fmt: skip
 
 
-def _checked(
-    snapshot: ClusterSnapshot, model: BandwidthModel | None, time_limit: float
-) -> tuple[Counts, GpuIds, float]:
+def _checked(snapshot: ClusterSnapshot, time_limit: float) -> tuple[Counts, float]:
     """Refuse invalid arguments; return what a search needs."""
     if snapshot.cluster.rails:
         raise InputError("cluster.rails: moves do not keep local ids equal, as rails need them")
-    seconds = number("time_limit", time_limit, above=True, what="seconds")
-    counts = Counts(snapshot)
-    return counts, GpuIds(counts, model), seconds
+    return Counts(snapshot), number("time_limit", time_limit, above=True, what="seconds")

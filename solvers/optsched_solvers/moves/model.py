@@ -13,13 +13,15 @@ import math
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.plan.counts import WHOLE, Chosen
+from optsched.plan.counts import WHOLE
+from optsched_solvers.moves.gpu_ids import Chosen
 from optsched_solvers.moves.integer_program import Row, minimize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from optsched.plan.counts import Counts, Cut
+    from optsched.plan.counts import Counts
+    from optsched_solvers.moves.gpu_ids import Cut
 
 
 class Shape(NamedTuple):

@@ -6,14 +6,17 @@ import math
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from optsched.plan.counts import WHOLE, Assigned, Chosen, Counts, GpuIds
+from optsched.plan.counts import WHOLE
+from optsched_solvers.moves.gpu_ids import Assigned, Chosen, GpuIds
 from optsched_solvers.moves.model import MoveModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from optsched.plan.counts import Cut
+    from optsched.bandwidth import BandwidthModel
+    from optsched.plan.counts import Counts
     from optsched.plan.snapshot import PlanJob
+    from optsched_solvers.moves.gpu_ids import Cut
 
 MOST_NEAR: Final = 4
 """Domains for which plans by changes of their jobs only are made: they limit the last model."""
@@ -70,8 +73,9 @@ def run(
 
 
 def cheapest(
-    counts: Counts, ids: GpuIds, job: PlanJob, earlier: Sequence[Chosen], seconds: float
-) -> Found:
+    counts: Counts, model: BandwidthModel | None, job: PlanJob, earlier: Sequence[Chosen],
+    seconds: float,
+) -> Found:  # fmt: skip
     """Find the cheapest plan for a gang that contains none of the earlier plans.
 
     First each domain that may hold the gang gets a lower bound, by a model without GPUs for moved
@@ -79,6 +83,7 @@ def cheapest(
     of the whole cluster covers the domains with a bound below the best plan.
     """
     cuts: list[Cut] = []
+    ids = GpuIds(counts, model)
     end, best = time.monotonic() + seconds, NOTHING
     evictable = [one.priority >= job.priority for one in counts.jobs]
     units, size, level = job.gpus // job.pod, job.pod, counts.level(job)
@@ -146,7 +151,7 @@ def add_quota(model: MoveModel, job: PlanJob) -> None:
 
 
 def most_free(
-    counts: Counts, ids: GpuIds, level: str, budget: int, seconds: float
+    counts: Counts, model: BandwidthModel | None, level: str, budget: int, seconds: float
 ) -> tuple[Found, list[str], int]:
     """Find moves that leave most domains of a level free.
 
@@ -178,7 +183,7 @@ def most_free(
             model.add_cut(cut)
         return model
 
-    found = run(build, ids, None, [], time.monotonic() + seconds)
+    found = run(build, GpuIds(counts, model), None, [], time.monotonic() + seconds)
     limit = len(inside) if found.bound == -math.inf else int((most - found.bound) // (most + 1))
     if found.chosen is None:
         free = [name for name, hosts in inside.items()
