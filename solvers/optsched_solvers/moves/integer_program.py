@@ -76,6 +76,7 @@ def minimize(
         relative_gap_tolerance=0.0,
         absolute_gap_tolerance=0.999,  # costs are integers
     )
+    limits.highs.bool_options["mip_allow_restart"] = False  # a quarter more time in the worst case
     found = mathopt.solve(model, mathopt.SolverType.HIGHS, params=limits)
     if found.termination.reason.name.startswith("INFEASIBLE"):
         return None, INFINITY
