@@ -1,25 +1,33 @@
-"""``optsched decide`` as another scheduler, and ``optsched plan`` of a live cluster."""
+"""``optsched decide`` as another scheduler, and ``optsched manifest`` for Kubernetes."""
 
 from __future__ import annotations
 
-import json
+import shlex
 import sys
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from optsched.cli import options  # noqa: TC001 (typer reads the annotations)
-from optsched.cli.options import argument, option
-from optsched.cli.output import answer_lines, stdin_or_file, wrote
+from optsched.cli.options import OptionalOutput, argument, option
+from optsched.cli.output import answer_lines, stdin_or_file
 from optsched.cluster.determined import decide as decide_pools
-from optsched.cluster.determined.document import Answer, answer_of, from_tree, to_json
+from optsched.cluster.determined.document import (
+    Answer,
+    answer_of,
+    from_tree,
+    read_answer,
+    to_json,
+)
 from optsched.errors import InputError
-from optsched.io.files import check_outputs, decode_text, read_text
-from optsched.io.strict_json import parse, without_collector
+from optsched.io.files import check_outputs, decode_text, write_atomic
+from optsched.io.strict_json import format_json, parse, without_collector
 
 if TYPE_CHECKING:
-    from optsched.plan import ClusterSnapshot, MovePlan
+    from optsched.formats.kubernetes import Gang
+
+_PLAN_SECONDS: Final = 60.0
+"""Time limit of a plan; most take milliseconds after the kernels are compiled."""
 
 
 def decide(
@@ -85,100 +93,84 @@ def _decided(pools: object, given: object) -> bytes:
     return to_json(answer_of(pools, decide_pools(pools), given))  # type: ignore[arg-type]
 
 
-def plan(
-    snapshot: Annotated[Path, argument("optsched.snapshot/1; - reads stdin.")],
-    output: options.OptionalOutput = None,
-    clear: Annotated[str | None, option("Waiting request to make space for.")] = None,
-    best: Annotated[int, option("Number of cheapest plans of --clear.")] = 1,
-    defragment: Annotated[int | None, option("Most cost of moves that free hosts.")] = None,
-    level: Annotated[str, option("Level of the domains to free.")] = "host",
-    model: Annotated[Path | None, option("Bandwidths: optsched.bandwidth/1.")] = None,
-    policy: Annotated[str | None, option("Of expected starts, NAME:KEY=VALUE.")] = None,
-    spread: Annotated[float, option("Sigma of true over expected durations.")] = 0.5,
-    seed: options.Seed = 0,
-    time_limit: Annotated[float, option("Seconds for each plan of moves.", "--time")] = 10.0,
-    slurm: Annotated[Path | None, option("squeue --json of scontrol show node -d.")] = None,
-    kubernetes: Annotated[
-        bool, option("SNAPSHOT is kubectl get nodes,pods -A -o json.", "--kubernetes")
-    ] = False,
-    cluster: Annotated[Path | None, option("optsched.cluster/1, for these two.")] = None,
-    now: Annotated[int, option("Their time, seconds since 1970.")] = 0,
-    save: Annotated[Path | None, option("Write the snapshot here.")] = None,
-    as_json: options.AsJson = False,
+def manifest(
+    file: Annotated[
+        Path,
+        argument("optsched.quota/1 or optsched.decision/1; - is stdin."),
+    ],
+    gang: Annotated[str, option("podgroup, volcano or kueue.")] = "podgroup",
+    queue: Annotated[str | None, option("Of volcano; LocalQueue of kueue.")] = None,
+    schedule: Annotated[Path | None, option("Of the plan [default: solve it].")] = None,
+    gpus_per_pod: Annotated[int | None, option("At most [default: 8, as nodes allow].")] = None,
+    pin: Annotated[bool, option("Only on the nodes that were chosen.", "--pin")] = False,
+    image: Annotated[str, option("Container image.")] = "job:latest",
+    command: Annotated[str | None, option("[default: that of the image].")] = None,
+    gpu_resource: Annotated[str, option("Name of the resource of GPUs.")] = "nvidia.com/gpu",
+    output: OptionalOutput = None,
 ) -> None:
-    """Decide what starts now and predict the other starts; or find evictions and moves.
+    """Write a Kubernetes List for kubectl: an Indexed Job per running job, pods all or none.
 
-    With -o, the plan (a schedule) or the state after the moves is written.
-
-    Example: optsched plan snapshot.json --clear big-job
+    Example: optsched manifest plan.quota.json --gang volcano --queue research -o jobs.json
     """
-    from optsched.bandwidth import read_model
-    from optsched.plan.expected import POLICY
-    from optsched.plan.starts import plan as plan_snapshot
+    import msgspec
 
-    check_outputs([output, save], [snapshot, slurm, model, cluster])
-    given = _snapshot(snapshot, slurm, kubernetes, cluster, now)
-    known = None if model is None else read_model(model)
-    wrote(save, given.write, quiet=as_json)
-    if clear is not None or defragment is not None:
-        limits = {"model": known, "time_limit": time_limit}
-        plans = _moves(given, clear, best, defragment, level, limits)
-        if as_json:
-            print(json.dumps([_document(one) for one in plans]))
-        for i, one in enumerate(() if as_json else plans):
-            print(*[f"Alternative {i}:"] * bool(i), *one.explain(), sep="\n")
-        wrote(output, plans[0].after().write, quiet=as_json)
-        return
-    found = plan_snapshot(given, model=known, policy=policy or POLICY, sigma=spread, seed=seed)
-    if as_json:
-        print(json.dumps(dict(found.schedule.provenance)))
+    from optsched.formats import kubernetes
+
+    try:
+        arguments = None if command is None else tuple(shlex.split(command))
+    except ValueError as error:
+        raise InputError(f"command: {error} in {command!r:.60}") from None
+    options = kubernetes.Options(
+        gang=gang, queue=queue, gpus_per_pod=gpus_per_pod, pin=pin, image=image, command=arguments,  # type: ignore[arg-type]
+        gpu_resource=gpu_resource,
+    )  # fmt: skip
+    check_outputs([output], [None if str(file) == "-" else file, schedule])
+    gangs, notes = _gangs(file, schedule)
+    written = msgspec.json.encode(kubernetes.manifest(gangs, options))
+    text = msgspec.json.format(written, indent=2) + b"\n"
+    for job in gangs:
+        pods, gpus = kubernetes.pods_of(job, gpus_per_pod, pin=pin)
+        if more := pods * gpus - job.gpus:
+            notes.append(f"job {job.name}: its equal pods need {more} GPUs beyond the quota")
+    if output is not None:
+        write_atomic(output, text)
     else:
-        print(*found.explain(), *(f"assumed: {text}" for text in found.assumed), sep="\n")
-        print(f"{len(found.starts)} of {len(found.verdicts)} start now, gap {found.gap:.1%}")
-    wrote(output, found.schedule.write, quiet=as_json)
+        sys.stdout.write(text.decode())
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
-def _moves(
-    given: ClusterSnapshot, clear: str | None, best: int, budget: int | None, level: str,
-    limits: dict[str, Any],
-) -> list[MovePlan]:  # fmt: skip
-    """Return plans of evictions and moves, the best first."""
-    from optsched.plan.clearing import alternatives, defragment
+def _gangs(file: Path, schedule: Path | None) -> tuple[list[Gang], list[str]]:
+    """Return the jobs to start, and notes."""
+    from optsched.formats import kubernetes
+    from optsched.model.schedule import Schedule
+    from optsched.problems.quota import document as quota_json
+    from optsched.solving.solve import solve
 
-    if clear is None:
-        return [defragment(given, budget or 0, level=level, **limits)]
-    if budget is not None:
-        raise InputError("clear, defragment: expected one of them")
-    plans = alternatives(given, clear, best, **limits)
-    if not plans:
-        print(f"unknown: no plan for {clear} in {limits['time_limit']:g} s; give more --time")
-        raise typer.Exit(1)
-    return plans
-
-
-def _document(one: MovePlan) -> dict[str, Any]:
-    """Return a plan of moves as JSON."""
-    written = one.snapshot.state.written
-    return {
-        "cost": one.cost, "bound": one.bound, "status": one.status, "evict": one.evict,
-        "move": {name: written(gpus) for name, gpus in one.move.items()},
-        "request": one.request and one.request.name, "gpus": written(one.gpus), "free": one.free,
-    }  # fmt: skip
-
-
-def _snapshot(
-    path: Path, slurm: Path | None, kubernetes: bool, cluster: Path | None, now: int
-) -> ClusterSnapshot:
-    """Read a snapshot of one of three forms."""
-    from optsched.bandwidth import Cluster
-    from optsched.plan import live, snapshot
-
-    if slurm is None and not kubernetes:
-        name, text = stdin_or_file(path)
-        return snapshot.from_tree(parse(text, name), name)
-    if cluster is None or (slurm is not None and kubernetes):
-        raise InputError("cluster: expected --cluster, and --slurm or --kubernetes")
-    topology = Cluster.read(cluster)
-    if slurm is not None:
-        return live.from_slurm(topology, read_text(path), read_text(slurm), now=now)
-    return live.from_kubernetes(topology, read_text(path), now=now)
+    name, text = stdin_or_file(file)
+    with without_collector():
+        tree = parse(text, name)
+    found = tree.get("format") if isinstance(tree, dict) else None
+    family = found.partition("/")[0] if isinstance(found, str) else ""
+    if family != "optsched.quota" and schedule is not None:
+        raise InputError("schedule: goes with a quota plan")
+    if family == "optsched.decision" or (
+        found is None and isinstance(tree, dict) and "error" in tree
+    ):
+        answer = read_answer(tree, name)
+        released = ", ".join(answer.release or [])
+        notes = [f"to be released, so delete these jobs: {released}"] if released else []
+        return kubernetes.of_answer(answer), notes
+    if family == "optsched.quota":
+        plan = quota_json.from_tree(tree, name)
+        if schedule is not None:
+            return kubernetes.of_plan(plan, Schedule.read(schedule)), []
+        result = solve(plan, time_limit=_PLAN_SECONDS)
+        if result.schedule is None:
+            print(f"{result.status}: {result.reason or 'nothing found'}", file=sys.stderr)
+            raise typer.Exit(1)
+        return kubernetes.of_plan(plan, result.schedule), []
+    raise InputError(
+        f"{name}: format: expected optsched.quota/1 or optsched.decision/1, "
+        f"got {format_json(found) if found is not None else 'nothing'}"
+    )

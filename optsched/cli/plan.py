@@ -1,0 +1,118 @@
+"""``optsched plan``: what starts on a live cluster, when the others do, what to move."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from optsched.cli import options  # noqa: TC001 (typer reads the annotations)
+from optsched.cli.options import argument, option
+from optsched.cli.output import stdin_or_file, wrote
+from optsched.errors import InputError
+from optsched.io.files import check_outputs, read_text
+from optsched.io.strict_json import parse
+
+if TYPE_CHECKING:
+    from optsched.plan import ClusterSnapshot, MovePlan
+
+
+def plan(
+    snapshot: Annotated[Path, argument("optsched.snapshot/1; - reads stdin.")],
+    output: options.OptionalOutput = None,
+    clear: Annotated[str | None, option("Waiting request to make space for.")] = None,
+    best: Annotated[int, option("Number of cheapest plans of --clear.")] = 1,
+    defragment: Annotated[int | None, option("Most cost of moves that free hosts.")] = None,
+    level: Annotated[str, option("Level of the domains to free.")] = "host",
+    model: Annotated[Path | None, option("Bandwidths: optsched.bandwidth/1.")] = None,
+    policy: Annotated[str | None, option("Of expected starts, NAME:KEY=VALUE.")] = None,
+    spread: Annotated[float, option("Sigma of true over expected durations.")] = 0.5,
+    seed: options.Seed = 0,
+    time_limit: Annotated[float, option("Seconds for each plan of moves.", "--time")] = 10.0,
+    slurm: Annotated[Path | None, option("squeue --json of scontrol show node -d.")] = None,
+    kubernetes: Annotated[
+        bool, option("SNAPSHOT is kubectl get nodes,pods -A -o json.", "--kubernetes")
+    ] = False,
+    cluster: Annotated[Path | None, option("optsched.cluster/1, for these two.")] = None,
+    now: Annotated[int, option("Their time, seconds since 1970.")] = 0,
+    save: Annotated[Path | None, option("Write the snapshot here.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Decide what starts now and predict the other starts; or find evictions and moves.
+
+    With -o, the plan (a schedule) or the state after the moves is written.
+
+    Example: optsched plan snapshot.json --clear big-job
+    """
+    from optsched.bandwidth import read_model
+    from optsched.plan.expected import POLICY
+    from optsched.plan.starts import plan as plan_snapshot
+
+    check_outputs([output, save], [snapshot, slurm, model, cluster])
+    given = _snapshot(snapshot, slurm, kubernetes, cluster, now)
+    known = None if model is None else read_model(model)
+    wrote(save, given.write, quiet=as_json)
+    if clear is not None or defragment is not None:
+        limits = {"model": known, "time_limit": time_limit}
+        plans = _moves(given, clear, best, defragment, level, limits)
+        if as_json:
+            print(json.dumps([_document(one) for one in plans]))
+        for i, one in enumerate(() if as_json else plans):
+            print(*[f"Alternative {i}:"] * bool(i), *one.explain(), sep="\n")
+        wrote(output, plans[0].after().write, quiet=as_json)
+        return
+    found = plan_snapshot(given, model=known, policy=policy or POLICY, sigma=spread, seed=seed)
+    if as_json:
+        print(json.dumps(dict(found.schedule.provenance)))
+    else:
+        print(*found.explain(), *(f"assumed: {text}" for text in found.assumed), sep="\n")
+        print(f"{len(found.starts)} of {len(found.verdicts)} start now, gap {found.gap:.1%}")
+    wrote(output, found.schedule.write, quiet=as_json)
+
+
+def _moves(
+    given: ClusterSnapshot, clear: str | None, best: int, budget: int | None, level: str,
+    limits: dict[str, Any],
+) -> list[MovePlan]:  # fmt: skip
+    """Return plans of evictions and moves, the best first."""
+    from optsched.plan.clearing import alternatives, defragment
+
+    if clear is None:
+        return [defragment(given, budget or 0, level=level, **limits)]
+    if budget is not None:
+        raise InputError("clear, defragment: expected one of them")
+    plans = alternatives(given, clear, best, **limits)
+    if not plans:
+        print(f"unknown: no plan for {clear} in {limits['time_limit']:g} s; give more --time")
+        raise typer.Exit(1)
+    return plans
+
+
+def _document(one: MovePlan) -> dict[str, Any]:
+    """Return a plan of moves as JSON."""
+    written = one.snapshot.state.written
+    return {
+        "cost": one.cost, "bound": one.bound, "status": one.status, "evict": one.evict,
+        "move": {name: written(gpus) for name, gpus in one.move.items()},
+        "request": one.request and one.request.name, "gpus": written(one.gpus), "free": one.free,
+    }  # fmt: skip
+
+
+def _snapshot(
+    path: Path, slurm: Path | None, kubernetes: bool, cluster: Path | None, now: int
+) -> ClusterSnapshot:
+    """Read a snapshot of one of three forms."""
+    from optsched.bandwidth import Cluster
+    from optsched.plan import live, snapshot
+
+    if slurm is None and not kubernetes:
+        name, text = stdin_or_file(path)
+        return snapshot.from_tree(parse(text, name), name)
+    if cluster is None or (slurm is not None and kubernetes):
+        raise InputError("cluster: expected --cluster, and --slurm or --kubernetes")
+    topology = Cluster.read(cluster)
+    if slurm is not None:
+        return live.from_slurm(topology, read_text(path), read_text(slurm), now=now)
+    return live.from_kubernetes(topology, read_text(path), now=now)
