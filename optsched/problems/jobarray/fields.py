@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER
-from optsched.io.values import boolean, label, labels, one_of, refuse_unknown
+from optsched.io.values import boolean, integer, label, labels, one_of, refuse_unknown
 from optsched.model.objectives import MAKESPAN, OBJECTIVES, PERIOD, goal_of
 from optsched.problems.jobarray.checks import (
     Place,
@@ -225,9 +225,10 @@ class JobArrayFields:
 
     def without(self, job: int) -> Self:
         """Return the array without one job."""
-        if not 0 <= job < self.n_jobs or self.n_jobs == 1:
-            raise InputError(f"job: expected 0..{self.n_jobs - 1} of several jobs, got {job}")
-        return self.subset([j for j in range(self.n_jobs) if j != job])
+        if self.n_jobs == 1:
+            raise InputError(f"job: expected one of several jobs, got {job!r:.60} of one job")
+        index = integer("job", job, 0, self.n_jobs - 1)
+        return self.subset([j for j in range(self.n_jobs) if j != index])
 
     def subset(self, jobs: Sequence[int]) -> Self:
         """Return the array of the given jobs only, in that order."""
