@@ -162,7 +162,7 @@ def paper(seeds: range, policies: list[Path]) -> None:
         chosen = {"random": routers()["random"], "random, planned": routers()["random"]}
         chosen |= {"static 0,1,2,3": routers()["static 0,1,2,3"], "auto": MarginalCost()}
         if policies:
-            from optsched.serving.policy import Policy
+            from optsched.serving.routers import Policy
 
             chosen |= {path.stem: Policy.load(path) for path in policies}
         plan = serving.plan_instances(serving.reference(rate=rate, seed=10_000))

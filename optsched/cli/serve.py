@@ -14,15 +14,15 @@ from optsched.cli.output import facts, wrote
 from optsched.errors import InputError
 from optsched.io.files import check_outputs
 from optsched.io.strict_json import indented
-from optsched.serving.log_check import check_log
+from optsched.serving.log_check import check
 from optsched.serving.plan import plan_instances, plan_of
 from optsched.serving.routers import FORMS, router_of
 from optsched.serving.scenario import Scenario
 from optsched.serving.workload import read_arrivals, reference
 
 if TYPE_CHECKING:
-    from optsched.serving.comparison import Point
     from optsched.serving.log import Summary
+    from optsched.serving.simulator import Point
 
 ScenarioFile = Annotated[Path, argument("optsched.routing/1.")]
 RouterSpec = Annotated[str, option(f"{FORMS}.")]
@@ -104,7 +104,7 @@ def serve_check(file: ScenarioFile, log: LogFile) -> None:
 
     Example: optsched serve-check s.json log.json
     """
-    violations = check_log(Scenario.read(file), log)
+    violations = check(Scenario.read(file), log)
     for violation in violations:
         print(violation)
     print(f"{log}: {f'{len(violations)} violations' if violations else 'right'}")
@@ -126,7 +126,7 @@ def serve_bench(
 
     Example: optsched serve-bench --loads 2500x3,4500 --seeds 4 -o bench.json
     """
-    from optsched.serving.comparison import compare
+    from optsched.serving.simulator import compare
 
     policies = [spec.partition(":")[2] for spec in routers or () if spec.startswith("policy:")]
     check_outputs([output], [*map(Path, policies), *_files(plan)])

@@ -15,10 +15,10 @@ from optsched.cli.progress import Bar
 from optsched.errors import InputError
 from optsched.io.files import check_outputs, read_text, write_atomic
 from optsched.io.strict_json import decode, indented, parse
-from optsched.serving.accuracy import accuracy_table
 from optsched.serving.plan import plan_of
 from optsched.serving.routers import router_of
 from optsched.serving.scenario import Scenario
+from optsched.serving.tables import accuracy_table
 from optsched.serving.workload import arrivals, reference
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def slim_train(
     Example: optsched slim-train --epochs 12 -o net.pt --accuracy accuracy.json
     """
     check_outputs([output, accuracy])
-    from optsched.serving import training
+    from optsched.serving import network
     from optsched.serving.network import SlimResNet
 
     train, test = (_images(path, split, side) for split in ("train", "test"))
@@ -62,13 +62,13 @@ def slim_train(
         print(f"epoch {one.epoch} of {one.epochs}: loss {one.loss:.4f}, others {one.distilled:.4f}",
               flush=True)  # fmt: skip
 
-    training.train_slim(net, train, epochs=epochs, seed=seed, on_progress=report)
-    table = training.measure_accuracy(net, test)
+    network.train_slim(net, train, epochs=epochs, seed=seed, on_progress=report)
+    table = network.measure_accuracy(net, test)
     for w, width in enumerate(net.widths):
         uniform = ",".join([str(w)] * len(net.segments))
         print(f"width {width:g} throughout: {table[uniform]:.2f} %")
     print(f"{len(table)} tuples, mean {sum(table.values()) / len(table):.2f} %")
-    wrote(output, lambda path: training.save_network(net, path))
+    wrote(output, lambda path: network.save_network(net, path))
     wrote(accuracy, indented(table))
 
 
@@ -121,8 +121,8 @@ def serve_profile(
     """
     check_outputs([output], [network, accuracy])
     table = decode(parse(read_text(accuracy), str(accuracy)), dict[str, float], str(accuracy))
+    from optsched.serving.network import load_network
     from optsched.serving.profiler import profile
-    from optsched.serving.training import load_network
 
     net = load_network(network)
     # validate arguments before minutes of measuring
@@ -172,8 +172,8 @@ def serve_run(
     from msgspec.structs import replace
 
     from optsched.serving.executor import Executor, RequestsLost
+    from optsched.serving.network import load_network
     from optsched.serving.simulator import simulate
-    from optsched.serving.training import load_network
 
     net = load_network(network)
     # the first segment keeps the side of the image: its work grows with the square
@@ -220,8 +220,8 @@ def _print_errors(simulated: Summary, measured: Summary) -> None:
 
 def _images(path: Path | None, split: str, side: int | None) -> Any:
     """Images and classes of a folder of CIFAR-100's files, without one the digits."""
-    from optsched.serving import training
+    from optsched.serving import network
 
     if path is None:
-        return training.digits(split, side or 16)
-    return training.cifar100(path, split, side or 32)
+        return network.digits(split, side or 16)
+    return network.cifar100(path, split, side or 32)

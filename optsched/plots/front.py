@@ -12,7 +12,7 @@ from optsched.io.text import one_line
 from optsched.io.values import one_of
 from optsched.plots.look import oklch
 from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
-from optsched.serving.comparison import MEASURES, Point, front_of
+from optsched.serving.simulator import MEASURES, Point, front_of
 
 if TYPE_CHECKING:
     import os
@@ -49,7 +49,7 @@ def pareto(
     path
         File to write: ``.png``, ``.svg``, ``.pdf`` or ``.html``.
     x, y
-        Two of `optsched.serving.comparison.MEASURES`.
+        Two of `optsched.serving.simulator.MEASURES`.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Serving of slimmable networks: server, width and batch of every request.
 
-Scenarios, routers, `simulate` and `compare`; `plan_instances`; `check_log`. With the extra
+Scenarios, routers, `simulate` and `compare`; `plan_instances`; `check`. With the extra
 ``serving``: `SlimResNet`, `train_slim`, `profile`, `Executor`; with ``ppo``: `train_router`.
 
 Examples
@@ -8,7 +8,7 @@ Examples
 >>> from optsched import serving
 >>> scenario = serving.reference(rate=2500, burst=3, seconds=0.1, seed=1)
 >>> run = serving.simulate(scenario, serving.MarginalCost())
->>> serving.check_log(scenario, run.log)
+>>> serving.check(scenario, run.log)
 []
 """
 
@@ -17,19 +17,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from optsched.serving.accuracy import additive, nearest
-from optsched.serving.comparison import Point, compare, front_of
 from optsched.serving.core import Settings
 from optsched.serving.log import Log, Summary
-from optsched.serving.log_check import check_log
+from optsched.serving.log_check import check
 from optsched.serving.plan import Plan, plan_instances
-from optsched.serving.policy import Policy
 from optsched.serving.routers import (
     JSED,
     Backlog,
     Decision,
     InfeasibleRoute,
     MarginalCost,
+    Policy,
     PowerOfTwo,
     Random,
     RandomWidth,
@@ -40,24 +38,25 @@ from optsched.serving.routers import (
     pareto_tuples,
 )
 from optsched.serving.scenario import Contention, Link, Scenario, Server
-from optsched.serving.simulator import Run, simulate
+from optsched.serving.simulator import Point, Run, compare, front_of, simulate
+from optsched.serving.tables import additive, nearest
 from optsched.serving.workload import arrivals, network_mmac, read_arrivals, reference
 
 _LATE = {
     "optsched.serving.executor": ("Executor",),
-    "optsched.serving.network": ("SlimResNet",),
+    "optsched.serving.network": (
+        "SlimResNet", "cifar100", "digits", "load_network", "measure_accuracy", "save_network",
+        "train_slim",
+    ),
     "optsched.serving.ppo": ("train_router",),
     "optsched.serving.profiler": ("Costs", "profile"),
-    "optsched.serving.training": (
-        "cifar100", "digits", "load_network", "measure_accuracy", "save_network", "train_slim",
-    ),
 }  # fmt: skip
 
 __all__ = [
     "JSED", "Backlog", "Contention", "Decision", "InfeasibleRoute", "Link", "Log",
     "MarginalCost", "Plan", "Point", "Policy", "PowerOfTwo", "Random", "RandomWidth", "RoundRobin",
     "Router", "Run", "Scenario", "Server", "Settings", "Static", "Summary", "View", "additive",
-    "arrivals", "check_log", "compare", "front_of", "nearest", "network_mmac",
+    "arrivals", "check", "compare", "front_of", "nearest", "network_mmac",
     "pareto_tuples", "plan_instances", "read_arrivals", "reference", "simulate",
 ]  # fmt: skip
 

@@ -16,9 +16,9 @@ from numba import from_dtype, types
 from optsched.errors import InputError
 from optsched.io.values import boolean, integer
 from optsched.kernels.compile import INT, helper
-from optsched.serving.fields import milliseconds, non_negative
 from optsched.serving.plan import SLOTS
 from optsched.serving.scenario import Contention, Scenario
+from optsched.serving.tables import milliseconds, non_negative
 
 KEYS: Final = 63
 """Maximum number of queues, one per (segment, width): bits of an integer."""

@@ -40,7 +40,6 @@ from optsched.serving.world import (
     REQUEUE,
     ROUTE,
     UNDECIDED,
-    advance,
     feed,
 )
 
@@ -55,11 +54,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from optsched.serving.core import Settings
-    from optsched.serving.fields import FloatArray
     from optsched.serving.network import SlimResNet
     from optsched.serving.plan import Plan
     from optsched.serving.routers import AnyRouter
     from optsched.serving.server_process import Task
+    from optsched.serving.tables import FloatArray
 
 _POLL: Final = 0.1  # longest wait in seconds, between calls of on_progress
 _WAKE_UP: Final = 3e-4  # seconds before an arrival that are not slept: waking up takes as long
@@ -81,8 +80,9 @@ class Controller:
         self.scenario, self.router = scenario, MarginalCost() if router is None else router
         self.waiting = False  # whether requests wait at the router: `ROUTE` is possible
         self._row: dict[tuple[int, int], int] = {}  # (server, slot) -> row of the running batch
-        self._use(new_world(scenario, self.router, *given, log=True))
-        advance.prepare()  # type: ignore[attr-defined]
+        world = new_world(scenario, self.router, *given, log=True)
+        self._use(world._replace(transfer=frozen(0 * world.transfer)))  # links take real time
+        feed.prepare()  # type: ignore[attr-defined]
 
     def _use(self, world: Any) -> None:
         self.world, self.view = world, View(self.scenario, world)

@@ -13,14 +13,14 @@ from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, decode_document, lines, read_json, rows
 from optsched.io.values import integer
 from optsched.model.schedule import Arcs, Csr, Resource, Schedule
-from optsched.serving.fields import NS_PER_MS, milliseconds
+from optsched.serving.tables import NS_PER_MS, milliseconds
 
 if TYPE_CHECKING:
     import os
 
     from optsched.model.schedule import IntArray
-    from optsched.serving.fields import FloatArray
     from optsched.serving.scenario import Scenario
+    from optsched.serving.tables import FloatArray
 
 
 def _integers(names: str) -> np.dtype[Any]:

@@ -17,17 +17,15 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
 
-    from optsched.serving.fields import FloatArray
     from optsched.serving.scenario import Scenario, Server
+    from optsched.serving.tables import FloatArray
 
 SLACK: Final = 1  # ns
 TOLERANCE: Final = 1e-6  # of the summary, relative or absolute
 NEVER: Final = 2**62
 
 
-def check_log(
-    scenario: Scenario, log: Log | Mapping[str, Any] | str | os.PathLike[str]
-) -> list[str]:
+def check(scenario: Scenario, log: Log | Mapping[str, Any] | str | os.PathLike[str]) -> list[str]:
     """Check that a log obeys the rules of its scenario and that its summary agrees.
 
     All values are computed again from the rows of the log and the fields of the scenario. For logs

@@ -15,14 +15,14 @@ from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import decode_document, indented, placed, read_json
 from optsched.io.values import integer, number, one_of
-from optsched.serving.fields import NS_PER_MS, POINTS
+from optsched.serving.tables import NS_PER_MS, POINTS
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Sequence
 
-    from optsched.serving.fields import FloatArray
     from optsched.serving.scenario import Scenario
+    from optsched.serving.tables import FloatArray
 
 FORMAT: Final = "optsched.routing-plan/1"
 SLOTS: Final = 12

@@ -12,13 +12,12 @@ from numba import types
 from optsched.errors import InputError, MissingExtra
 from optsched.io.values import frozen, integer, one_of
 from optsched.kernels.compile import INT, entry, helper
-from optsched.serving import policy, rules
+from optsched.serving import rules
 from optsched.serving.core import DONE, NEVER, NONE, UNIT, records
-from optsched.serving.fields import NS_PER_MS, POINTS
-from optsched.serving.policy import GROUPS, Policy
-from optsched.serving.routers import Router
+from optsched.serving.routers import Policy, Router
 from optsched.serving.scenario import Scenario
 from optsched.serving.simulator import new_world, simulate
+from optsched.serving.tables import NS_PER_MS, POINTS
 from optsched.serving.world import ENDED, UNDECIDED, WORLD, advance
 
 try:
@@ -146,7 +145,7 @@ def make_model(fleet: Fleet, seed: int) -> PPO:
     model = Model(
         "MlpPolicy", fleet, n_steps=STEPS, batch_size=4096, n_epochs=4, learning_rate=1e-3,
         gamma=1.0, gae_lambda=0.98, ent_coef=0.005, device="cpu", seed=seed,
-        policy_kwargs={"net_arch": [policy.HIDDEN] * 2},
+        policy_kwargs={"net_arch": [rules.HIDDEN] * 2},
     )  # fmt: skip
     net: Any = model.policy
     net.action_dist = Mixed(fleet.heads)
@@ -197,7 +196,7 @@ class Fleet(VecEnv):
     ) -> None:
         first = self.scenario = scenarios[0]
         self.shape = len(first.servers), first.n_segments, first.n_widths
-        self.heads = [self.shape[0], self.shape[2], GROUPS]
+        self.heads = [self.shape[0], self.shape[2], rules.N_GROUPS]
         self.paper = mode != "flow"
         self.state = "paper" if self.paper else "extended"
         self.traces = [one.arrival for one in scenarios]
@@ -205,7 +204,7 @@ class Fleet(VecEnv):
         if not self.size:
             raise InputError("scenario: a trace without requests")
         self.rng = np.random.Generator(np.random.PCG64([seed, 2]))
-        inputs, self.count, buffers = policy.sizes(self.state, *self.shape)
+        inputs, self.count, buffers = rules.sizes(self.state, *self.shape)
         self.arrival = np.zeros((n, self.size), np.int64)
         short = first.replace(arrival_ms=first.arrival[: self.size] / NS_PER_MS)
 
@@ -343,7 +342,7 @@ def step(  # type: ignore[no-untyped-def]
     if number < 0:
         trace.decision, rule.server = -1, rules.POLICY
     elif trace.decision == 1:
-        policy.set_decision(world, action[0], action[1], action[2])
+        rules.set_decision(world, action[0], action[1], action[2])
         if not goal.limit:
             owner[world.core.state[0].free_block] = number
             record.open += 1
@@ -364,7 +363,7 @@ def step(  # type: ignore[no-untyped-def]
         record.reward -= goal.latency * goal.limit * HORIZON_NS  # as if they stayed for a horizon
         record.done = 1
     if not record.done:
-        at = policy.features(world)
+        at = rules.features(world)
         for j in range(len(seen)):
             seen[j] = world.weights[at + j]
 

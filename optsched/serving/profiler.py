@@ -17,8 +17,8 @@ from optsched.serving.workload import arrivals
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from optsched.serving.fields import FloatArray
     from optsched.serving.network import SlimResNet
+    from optsched.serving.tables import FloatArray
 
 _WARM: Final = 2  # warm-up rounds
 _TRIAL: Final = 200  # requests to measure the duration of decisions

@@ -16,11 +16,11 @@ from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import decode_document, lines, placed, read_json, rows
 from optsched.io.values import frozen, integer, label
-from optsched.serving.accuracy import accuracy_table
-from optsched.serving.fields import (
+from optsched.serving.tables import (
     NS_PER_MS,
     POINTS,
     FloatArray,
+    accuracy_table,
     identifiers,
     milliseconds,
     non_negative,

@@ -11,15 +11,14 @@ from optsched.errors import InputError
 from optsched.io.csv_rows import csv_records
 from optsched.io.files import read_text
 from optsched.io.values import integer, one_of
-from optsched.serving.accuracy import WIDTHS, additive
-from optsched.serving.fields import non_negative
 from optsched.serving.scenario import Contention, Link, Scenario, Server
+from optsched.serving.tables import WIDTHS, additive, non_negative
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from optsched.serving.fields import FloatArray
+    from optsched.serving.tables import FloatArray
 
 SLOWDOWN: Final = Contention(knee=0.92, below=0.5, above=12.0)
 FAST: Final = {

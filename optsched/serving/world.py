@@ -28,8 +28,7 @@ from optsched.serving.core import (
 )
 from optsched.serving.log import BATCH, ENTRY, INSTANCE
 from optsched.serving.plan import SLOTS
-from optsched.serving.policy import decide
-from optsched.serving.rules import RULE, delay
+from optsched.serving.rules import RULE, decide, delay
 
 if TYPE_CHECKING:
     from optsched.serving.plan import Plan
@@ -46,13 +45,12 @@ TRACE = np.dtype(
         "now", "router", "router_at", "horizon",
         "arrived", "completed", "decisions", "pending", "order",
         "decision", "segment", "server", "width", "group",  # 1: a Python router decides
-        "logs", "batches", "entries", "instances", "external",
+        "logs", "batches", "entries", "instances",
         "load", "squares", "since", "area", "counted",
     )] + [("variance", "f8"), ("variance_squared", "f8")]
 )  # fmt: skip
 """Clocks, counters, the current decision, rows written, and integrals over time.
 
-`external`: the clock is external, and the only events are those of `feed`.
 `area` is the integral of the requests in the system, up to `counted`; `load` and `squares` are
 sums over servers of min(U, 1) and its square.
 """
@@ -321,11 +319,6 @@ def _next_event(world):  # type: ignore[no-untyped-def]
     """Time, kind, server and slot or block of the next event; at equal times the heap's first."""
     trace = world.trace[0]
     first = world.heap[0]
-    if trace.external:
-        trace.router_at = NEVER
-        trace.pending = 0
-        world.core.state[0].commands = 0
-        return first.at, first.kind, first.server, first.which
     now, event = trace.router_at, ROUTE
     if trace.arrived < len(world.arrival) and world.arrival[trace.arrived] <= now:
         now, event = world.arrival[trace.arrived], ARRIVE
@@ -350,6 +343,49 @@ def _stop_reason(world, now):  # type: ignore[no-untyped-def]
     return RUNNING
 
 
+@helper(INT, WORLD, INT, INT, INT, INT, counted=False, inline=True)
+def _process(world, event, s, which, now):  # type: ignore[no-untyped-def]
+    """Process an event; `RUNNING`, or `UNDECIDED` or `INFEASIBLE` for a decision."""
+    trace = world.trace[0]
+    if event == ROUTE:
+        if trace.decision != 1:
+            trace.segment = _oldest(world)
+            if not decide(world):
+                trace.decision = 1
+                return UNDECIDED
+        trace.decision = -1
+        trace.router_at = NEVER
+        s = trace.server
+        which, moved = _form(world)
+        if which < 0:
+            return INFEASIBLE
+        event = ENQUEUE
+        if moved:
+            _push(world, now + moved, event, s, which)
+            event = ROUTE
+    elif event == ARRIVE:
+        _arrive(world, now)
+    elif event == REQUEUE:
+        _queue(world, which, s)
+    elif event == DONE:
+        _complete(world, s, which, now)
+    if event <= TICK:  # a single call: the core is inlined here
+        _serve(world, s, event, which, now)
+    if trace.router_at == NEVER and _oldest(world) >= 0:
+        trace.router_at = now + trace.router
+    return RUNNING
+
+
+@helper(NONE, WORLD, counted=False, inline=True)
+def _settle(world):  # type: ignore[no-untyped-def]
+    """Integrate energy, variance and requests in the system up to now."""
+    trace = world.trace[0]
+    for s in range(len(world.core.server)):
+        settle(world.core.server[s], trace.now)
+    _spread(world, trace.now)
+    _count(world, trace.now)
+
+
 @entry(INT, WORLD)
 def advance(world):  # type: ignore[no-untyped-def]
     """Simulate until all requests are completed or a decision of a Python router is required.
@@ -365,57 +401,25 @@ def advance(world):  # type: ignore[no-untyped-def]
     status = RUNNING
     while status == RUNNING:
         now, event, s, which = trace.now, ROUTE, 0, 0
-        if trace.external or trace.decision != 1:
+        if trace.decision != 1:
             now, event, s, which = _next_event(world)
-            if not trace.external:
-                status = _stop_reason(world, now)
-                if status != RUNNING:
-                    break
-                if event <= TICK:
-                    _pop(world)
-            trace.now = now
-        if event == ROUTE:
-            if trace.decision != 1:
-                trace.segment = _oldest(world)
-                if not decide(world):
-                    trace.decision = 1
-                    status = UNDECIDED
-                    break
-            trace.decision = -1
-            trace.router_at = NEVER
-            s = trace.server
-            which, moved = _form(world)
-            if which < 0:
-                status = INFEASIBLE
+            status = _stop_reason(world, now)
+            if status != RUNNING:
                 break
-            if moved and not trace.external:
-                _push(world, now + moved, ENQUEUE, s, which)
-            else:
-                event = ENQUEUE
-        elif event == ARRIVE:
-            _arrive(world, now)
-        elif event == REQUEUE:
-            _queue(world, which, s)
-        elif event == DONE:
-            _complete(world, s, which, now)
-        if event <= TICK:  # a single call: the core is inlined here
-            _serve(world, s, event, which, now)
-        if trace.router_at == NEVER and _oldest(world) >= 0:
-            trace.router_at = now + trace.router
-        if trace.external:
-            status = DRAINED if trace.router_at == NEVER else ENDED
-    for s in range(len(world.core.server)):
-        settle(world.core.server[s], trace.now)
-    _spread(world, trace.now)
-    _count(world, trace.now)
+            if event <= TICK:
+                _pop(world)
+            trace.now = now
+        status = _process(world, event, s, which, now)
+    _settle(world)
     return status
 
 
-def feed(world: World, event: int, s: int, which: int, now: int) -> int:
+@entry(INT, WORLD, INT, INT, INT, INT)
+def feed(world, event, s, which, now):  # type: ignore[no-untyped-def]
     """Process one event of an external clock; the commands are in ``core.command``.
 
-    `s` and `which` are a server and a slot, or for `REQUEUE` a segment and a request. Events that
-    the model predicts are not scheduled: they come by further calls. Links are not modelled.
+    `s` and `which` are a server and a slot, or for `REQUEUE` a segment and a request. No event is
+    scheduled: the ends of batches and loads come by further calls.
 
     Returns
     -------
@@ -424,9 +428,15 @@ def feed(world: World, event: int, s: int, which: int, now: int) -> int:
         `UNDECIDED`: the caller writes the decision to the trace, and feeds `ROUTE` again;
         `INFEASIBLE`.
     """
-    world.trace["external"] = world.trace["pending"] = 1
-    world.heap[0] = (now, 0, event, s, which)
-    status: int = advance(world)
+    trace = world.trace[0]
+    trace.now = now
+    trace.router_at = NEVER
+    trace.pending = 0
+    world.core.state[0].commands = 0
+    status = _process(world, event, s, which, now)
+    _settle(world)
+    if status == RUNNING:
+        status = DRAINED if trace.router_at == NEVER else ENDED
     return status
 
 

@@ -11,7 +11,7 @@ from depth import seeds
 from serving_cases import GONE, Resident, document, mutated, plain, random_scenario, routers
 
 from optsched.errors import InputError
-from optsched.serving.log_check import check_log
+from optsched.serving.log_check import check
 from optsched.serving.routers import RoundRobin, Router, Static
 from optsched.serving.scenario import Link, Scenario, Server
 from optsched.serving.simulator import simulate
@@ -78,7 +78,7 @@ MUTATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("says", MUTATIONS)
 def test_every_mutation_is_rejected(says: str) -> None:
     """With a sentence of its own."""
-    found = check_log(SCENARIO, mutated(LOG, MUTATIONS[says]))
+    found = check(SCENARIO, mutated(LOG, MUTATIONS[says]))
     assert any(says in sentence for sentence in found), found
 
 
@@ -88,13 +88,13 @@ def test_the_log_itself_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "log.json"
     path.write_bytes(RUN.log.to_json())
     for log in (RUN.log, LOG, path, str(path)):
-        assert check_log(SCENARIO, log) == []
+        assert check(SCENARIO, log) == []
 
 
 def rejected(scenario: Scenario, log: Any) -> bool:
     """A time below 0 is refused when the log is read."""
     try:
-        return bool(check_log(scenario, log))
+        return bool(check(scenario, log))
     except InputError:
         return True
 
@@ -113,14 +113,14 @@ def test_mutations_of_any_log(seed: int) -> None:
     wrong[2]["batches"][at]["end_ms"] = row["start_ms"] - 1e-3
     wrong[3]["batches"][at]["requests"][0]["queued_ms"] = row["start_ms"] + 1e-3
     assert all(rejected(scenario, mutant) for mutant in wrong)
-    assert check_log(scenario, log) == []
+    assert check(scenario, log) == []
 
 
 def test_the_log_of_another_scenario() -> None:
     """It is refused, by its hash."""
     other = SCENARIO.replace(ms_per_point=5.0)
     with pytest.raises(InputError, match=r"the log is of another scenario: .*, this one is "):
-        check_log(other, LOG)
+        check(other, LOG)
 
 
 def test_a_wall_clock() -> None:
@@ -129,14 +129,14 @@ def test_a_wall_clock() -> None:
     log["batches"][-1]["end_ms"] -= 0.5
     log["batches"][-1]["requests"][0]["queued_ms"] -= 0.4
     log["summary"] |= {"energy_j": None, "dynamic_energy_j": None}
-    found = check_log(SCENARIO, log)
+    found = check(SCENARIO, log)
     assert any("needs at least" in sentence for sentence in found)
     assert any("energy_j" in sentence for sentence in found)
     assert any("input" in sentence for sentence in found)
-    found = check_log(SCENARIO, {**log, "wall_clock": True})
+    found = check(SCENARIO, {**log, "wall_clock": True})
     assert found and all("summary" in sentence for sentence in found)
     log["summary"]["energy_j"] = 3.0
-    assert any("energy_j" in one for one in check_log(SCENARIO, {**log, "wall_clock": True}))
+    assert any("energy_j" in one for one in check(SCENARIO, {**log, "wall_clock": True}))
 
 
 def test_inputs_may_be_padded() -> None:
@@ -144,6 +144,6 @@ def test_inputs_may_be_padded() -> None:
     scenario = plain([0.0], k=2, n=2, cost_ms=[[[1.0, 1.0]], [[3.0, 3.0], [2.0, 2.0]]])
     log = document(simulate(scenario, Router(Static((0, 0)), group=1)).log)
     log["batches"][1]["end_ms"] = 3.0
-    assert not any("needs at least" in sentence for sentence in check_log(scenario, log))
+    assert not any("needs at least" in sentence for sentence in check(scenario, log))
     log["batches"][1]["end_ms"] = 2.999
-    assert any("needs at least 2 ms" in sentence for sentence in check_log(scenario, log))
+    assert any("needs at least 2 ms" in sentence for sentence in check(scenario, log))

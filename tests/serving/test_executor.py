@@ -20,7 +20,7 @@ from optsched.errors import InputError
 from optsched.io.strict_json import parse
 from optsched.serving import core
 from optsched.serving.log import Log
-from optsched.serving.log_check import check_log
+from optsched.serving.log_check import check
 from optsched.serving.plan import Plan
 from optsched.serving.routers import (
     JSED,
@@ -125,7 +125,7 @@ def test_any_durations(router: Any) -> None:
         plan = HALF if seed % 2 else None
         controller, n = drive(scene(60, 1.0), router, plan, seed, 20e6 if seed >= 4 else np.inf)
         log, _ = controller.log(None, {})
-        assert check_log(log.scenario, log) == [], f"seed {seed}"
+        assert check(log.scenario, log) == [], f"seed {seed}"
         assert log.summary.completed == 60, f"seed {seed}"
         lost += n
     assert lost
@@ -149,7 +149,7 @@ def test_scores_are_those_of_the_whole_network() -> None:
     images = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(60) % 3
     run = Executor(NET, scenario, MIXED, HALF).run(images)
-    assert check_log(scenario, run.log) == []
+    assert check(scenario, run.log) == []
     assert (run.summary.completed, run.summary.energy_j) == (60, None)
     expected = direct(scenario, run, images)
     torch.testing.assert_close(run.outputs, expected, atol=1e-4, rtol=0)
@@ -165,7 +165,7 @@ def test_scores_are_those_of_the_whole_network() -> None:
 def test_command_measures_accuracy(cli: Any, tmp_path: Path) -> None:
     """A network of zeros answers 0 for every image; networks of other images are refused."""
     pytest.importorskip("sklearn")
-    from optsched.serving.training import digits, save_network
+    from optsched.serving.network import digits, save_network
 
     net = tiny(10)
     for weight in net.parameters():
@@ -204,7 +204,7 @@ def test_death_and_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     arrived = int((run.finish >= 0).sum())
     assert len(run.log.provenance["died"]) == 1
     assert 0 < run.summary.completed == arrived < 4000
-    assert check_log(run.scenario, run.log) == []
+    assert check(run.scenario, run.log) == []
     assert run.outputs[:arrived].isfinite().all()
     assert run.outputs[arrived:].isnan().all()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -223,7 +223,7 @@ def test_nobody_is_left() -> None:
     with pytest.raises(RequestsLost, match=r"died \('[ab]', '[ab]'\), no server is left") as caught:
         Executor(NET, scene(200), MIXED).run(torch.randn(200, 1, 8, 8), kill)
     assert 0 < caught.value.run.summary.completed < 200
-    assert check_log(caught.value.run.scenario, caught.value.run.log) == []
+    assert check(caught.value.run.scenario, caught.value.run.log) == []
 
 
 _PARENT = """
@@ -281,5 +281,5 @@ def test_serve_on_a_gpu() -> None:
     """Streams of one device: scores are those of the whole network."""
     scenario, images = scene(40), torch.randn(40, 1, 8, 8)
     run = Executor(NET, scenario, MIXED, HALF, devices=["cuda:0"] * 2).run(images)
-    assert check_log(scenario, run.log) == []
+    assert check(scenario, run.log) == []
     torch.testing.assert_close(run.outputs, direct(scenario, run, images), atol=1e-4, rtol=1e-4)

@@ -13,7 +13,7 @@ from serving_cases import mutated, plain, random_scenario
 
 from optsched.errors import InputError
 from optsched.model.verify import verify
-from optsched.serving import MarginalCost, Plan, check_log, plan_instances, simulate
+from optsched.serving import MarginalCost, Plan, check, plan_instances, simulate
 from optsched.serving.plan import (
     BATCH,
     BUSY,
@@ -93,7 +93,7 @@ def test_histories_on_a_plan(seed: int) -> None:
     plan = plan_instances(scenario)
     plan.check(scenario)
     run = simulate(scenario, MarginalCost(), plan=plan, seed=seed)
-    assert check_log(scenario, run.log) == [] and verify(run.schedule) == []
+    assert check(scenario, run.log) == [] and verify(run.schedule) == []
 
 
 def test_a_rate_that_nothing_serves() -> None:

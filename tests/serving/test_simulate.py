@@ -25,7 +25,7 @@ from serving_cases import (
 import optsched
 from optsched.errors import InputError
 from optsched.serving.core import Settings
-from optsched.serving.log_check import check_log
+from optsched.serving.log_check import check
 from optsched.serving.routers import JSED, Decision, InfeasibleRoute, Router, Static
 from optsched.serving.scenario import Contention
 from optsched.serving.simulator import new_world, simulate
@@ -51,7 +51,7 @@ def test_histories_are_legal(seed: int) -> None:
         own = knobs(seed, strict=dice.random() < 0.5)
         horizon = dice.choice((None, None, 5.0))
         run = simulate(scenario, router, plan=plan, settings=own, seed=seed, horizon_ms=horizon)
-        assert check_log(scenario, run.log) == [], (router, horizon)  # type: ignore[arg-type]
+        assert check(scenario, run.log) == [], (router, horizon)  # type: ignore[arg-type]
         assert optsched.verify(run.schedule) == []
 
 

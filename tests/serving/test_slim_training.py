@@ -17,9 +17,13 @@ pytest.importorskip("sklearn")
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from optsched.errors import InputError, MissingExtra  # noqa: E402
-from optsched.serving import training  # noqa: E402
-from optsched.serving.network import SlimResNet  # noqa: E402
-from optsched.serving.training import Images, cifar100, digits  # noqa: E402
+from optsched.serving import network  # noqa: E402
+from optsched.serving.network import (  # noqa: E402
+    Images,
+    SlimResNet,
+    cifar100,
+    digits,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,18 +66,18 @@ def test_digits_are_split_once_and_for_all(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_short_training_teaches_every_tuple() -> None:
     """Two epochs: narrow, mixed and full tuples are far above the 10 % of chance."""
     net, images, seen = tiny((16, 32, 64)), some(digits(), 650), []
-    history = training.train_slim(net, images, epochs=2, lr=0.05, on_progress=seen.append)
+    history = network.train_slim(net, images, epochs=2, lr=0.05, on_progress=seen.append)
     assert history == seen
     assert [(row.epoch, row.epochs) for row in history] == [(1, 2), (2, 2)]
     assert history[1].loss < 0.5 * history[0].loss
-    table = training.measure_accuracy(net, some(digits("test"), 497))
+    table = network.measure_accuracy(net, some(digits("test"), 497))
     assert min(table.values()) > 40, table
 
 
 def test_a_step_trains_on_four_tuples() -> None:
     """One step equals one by hand: the full tuple on labels, three on its answers."""
     images, net, by_hand = some(digits(), 16), tiny(), tiny()
-    training.train_slim(net, images, epochs=1, batch=16, lr=0.1, seed=3)
+    network.train_slim(net, images, epochs=1, batch=16, lr=0.1, seed=3)
     draw = torch.Generator().manual_seed(3)
     rows = torch.randperm(16, generator=draw)
     drawn = torch.randint(2, (2, 2), generator=draw).tolist()
@@ -98,7 +102,7 @@ def test_accuracy_of_every_tuple_is_that_of_a_direct_pass(monkeypatch: pytest.Mo
         direct[",".join(map(str, widths))] = 100 * int(right.sum()) / 497
     run = SlimResNet.segment
     monkeypatch.setattr(SlimResNet, "segment", lambda *given: calls.append(given[1]) or run(*given))
-    assert training.measure_accuracy(net, images) == pytest.approx(direct)
+    assert network.measure_accuracy(net, images) == pytest.approx(direct)
     assert [calls.count(k) for k in range(3)] == [2, 4, 8]
 
 
@@ -111,7 +115,7 @@ def test_images_that_do_not_fit_are_refused() -> None:
         (Images(good.x, good.y + 5), r"images.y: expected classes in 0\.\.9, got"),
         (Images(good.x[:0], good.y[:0]), "images.x: expected"),
     ):
-        for use in (training.train_slim, training.measure_accuracy):
+        for use in (network.train_slim, network.measure_accuracy):
             with pytest.raises(InputError, match=message):
                 use(tiny(), wrong)
 
@@ -129,11 +133,11 @@ class Hostile:
 def test_saved_and_loaded(tmp_path: Path) -> None:
     """The same net; other formats, other shapes and pickles with code in them are refused."""
     net, path = tiny(seed=5), tmp_path / "net.pt"
-    training.save_network(net, path)
-    again = training.load_network(path)
+    network.save_network(net, path)
+    again = network.load_network(path)
     assert torch.equal(weights(again), weights(net))
     assert again.widths == net.widths
-    assert training.train_slim(again, some(digits(), 32), epochs=1)
+    assert network.train_slim(again, some(digits(), 32), epochs=1)
     content = torch.load(path, weights_only=True)
     wide = {**content["arguments"], "channels": (8, 24)}
     for message, tree in {
@@ -143,10 +147,10 @@ def test_saved_and_loaded(tmp_path: Path) -> None:
     }.items():
         torch.save(tree, path)
         with pytest.raises(InputError, match=rf"net\.pt: {message}"):
-            training.load_network(path)
+            network.load_network(path)
     path.write_bytes(pickle.dumps(Hostile(tmp_path / "harm"), protocol=2))
     with pytest.raises(InputError, match="is not a network"):
-        training.load_network(path)
+        network.load_network(path)
     assert not (tmp_path / "harm").exists()
 
 
