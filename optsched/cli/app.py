@@ -41,6 +41,7 @@ COMMANDS: Final = {
     "decide": Entry("decide", "Decide as Determined's schedulers or Kubernetes do."),
     "manifest": Entry("decide", "Write Kubernetes jobs of a quota plan or a decision."),
     "elastic": Entry("elastic", "Train jobs on a shared pool of workers."),
+    "serve": Entry("service", "Answer queries over HTTP."),
     "serve-make": Entry("serve", "Make a scenario of serving."),
     "serve-plan": Entry("serve", "Choose which instances are resident where."),
     "serve-sim": Entry("serve", "Simulate a router on a scenario."),

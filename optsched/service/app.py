@@ -1,0 +1,190 @@
+"""The application: endpoints of all queries, health, metrics, schemas; and its server."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import msgspec
+import uvicorn
+from fastapi import APIRouter, FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+
+from optsched.errors import InputError
+from optsched.service.answers import Reply, answer, refusal
+from optsched.service.gate import Gate, Metrics
+from optsched.service.requests import QUERIES, Query
+from optsched.service.schemas import bundle, components, operation
+from optsched.service.settings import Settings
+from optsched.service.workers import Workers, warm_up
+from optsched.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+LOGGER: Final = logging.getLogger("optsched.service")
+
+
+class Health(msgspec.Struct):
+    """What the service is."""
+
+    status: str
+    version: str
+    workers: int
+
+
+def create_app(settings: Settings | None = None, routers: Sequence[APIRouter] = ()) -> FastAPI:
+    """Return the application; further routers are added to its endpoints.
+
+    Parameters
+    ----------
+    settings
+        Limits and token [default: `Settings`].
+    routers
+        Their endpoints read the limits and the workers at ``request.app.state``.
+    """
+    known = Settings() if settings is None else settings
+    metrics = Metrics()
+    workers = Workers(known, metrics)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as group:
+            await workers.keep(group)
+            warm_up(quick=True)
+            yield
+            group.cancel_scope.cancel()
+
+    app = FastAPI(
+        title="optsched", version=__version__, lifespan=lifespan, openapi_url="/v1/openapi.json",
+        docs_url="/docs", redoc_url=None,
+        description="Decides what runs where and in which order on a GPU cluster.",
+    )  # fmt: skip
+    app.state.settings, app.state.workers, app.state.metrics = known, workers, metrics
+    app.add_middleware(Gate, settings=known, metrics=metrics)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
+    app.add_exception_handler(Exception, _bug)
+    app.add_exception_handler(InputError, _input_error)  # type: ignore[arg-type]
+    for router in (_endpoints(), *routers):
+        app.include_router(router)
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            described().setdefault("components", {})["schemas"] = components()
+        return described()
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    return app
+
+
+def response(reply: Reply) -> Response:
+    """Return the HTTP response of a reply."""
+    if reply.trace:
+        LOGGER.error(reply.trace)
+    headers = {"retry-after": "1"} if reply.status == 503 else None
+    return Response(reply.content, reply.status, headers, "application/json")
+
+
+def _endpoints() -> APIRouter:
+    router = APIRouter(prefix="/v1")
+    for name, query in QUERIES.items():
+        described = operation(query.text, query.body, query.result, query.example, codes=(409,))
+        path = f"/{name.replace('_', '-')}"
+        router.add_api_route(path, _query(name, query), methods=["POST"], name=name, **described)
+    described = operation("Whether the service answers.", None, Health)
+    router.add_api_route("/health", _health, **described)
+    router.add_api_route("/metrics", _metrics, summary="Numbers for Prometheus.")
+    router.add_api_route("/schemas/{name}", _schema, summary="JSON Schema of a document.")
+    return router
+
+
+def _query(name: str, query: Query) -> Callable[[Request], Any]:
+    """Return the endpoint of a query: small decisions at once, others in a worker."""
+
+    async def endpoint(request: Request) -> Response:
+        settings: Settings = request.app.state.settings
+        data = await request.body()
+        if query.quick and len(data) <= settings.quick_body:
+            return response(answer(name, data, settings.timeout))
+        workers: Workers = request.app.state.workers
+        return response(await workers.run(request.receive, answer, name, data, settings.timeout))
+
+    return endpoint
+
+
+async def _health(request: Request) -> Response:
+    settings: Settings = request.app.state.settings
+    found = Health("ok", __version__, settings.workers)
+    return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+async def _metrics(request: Request) -> Response:
+    metrics: Metrics = request.app.state.metrics
+    return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _schema(name: str) -> Response:
+    return Response(msgspec.json.encode(bundle(name)), media_type="application/schema+json")
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    """Refuse unknown paths and methods in the form of all refusals."""
+    path, method = request.url.path, request.method
+    if error.status_code == 404:
+        fault = ("path", path[:60], f"expected one of the paths on /docs, got {path!r:.60}")
+    elif error.status_code == 405:
+        allowed = (error.headers or {}).get("allow", "another method")
+        fault = ("method", method, f"expected {allowed}, got {method}")
+    else:
+        fault = ("", path[:60], str(error.detail))
+    found = response(refusal(error.status_code, *fault))
+    found.headers.update(error.headers or {})
+    return found
+
+
+async def _input_error(request: Request, error: InputError) -> Response:
+    return response(refusal(400, "", None, str(error)))
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    message = f"a bug in optsched: {type(error).__name__}; please report it"
+    return response(refusal(500, "", None, message))
+
+
+def serve(settings: Settings, routers: Sequence[APIRouter] = ()) -> int:
+    """Serve until SIGTERM or SIGINT, finish what is in flight, and return the exit code."""
+    host = settings.host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, settings.port))
+    except OSError as error:
+        raise InputError(
+            f"host, port: {host}:{settings.port} cannot be used ({error.strerror})"
+        ) from None
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, lambda *_: None)  # the server raises them once more when it has ended
+    config = uvicorn.Config(
+        create_app(settings, routers), log_level="warning", access_log=False, lifespan="on",
+        server_header=False, timeout_graceful_shutdown=int(settings.timeout) + 1,
+    )  # fmt: skip
+    server = _Server(config)
+    server.run([bound])
+    return 0 if server.started else 1
+
+
+class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Print the address when requests are accepted."""
+        await super().startup(sockets)
+        if self.started and sockets:
+            host, port = sockets[0].getsockname()[:2]
+            name = f"[{host}]" if ":" in host else host
+            print(f"listening on http://{name}:{port} (see /docs)", flush=True)

@@ -1,0 +1,167 @@
+"""What every request passes: token, limits of size and number, metrics."""
+
+from __future__ import annotations
+
+import hmac
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+from optsched.service.answers import Reply, refusal
+from optsched.service.settings import is_loopback
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from optsched.service.settings import Settings
+
+_BUCKETS = (.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60)  # fmt: skip
+
+OPEN: Final = ("/v1/health",)
+"""Paths without a token."""
+
+
+class Metrics:
+    """Numbers for Prometheus, of one service."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.requests = Counter(
+            "optsched_requests", "Answered requests.", ["path", "status"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "optsched_request_seconds", "Time from the first byte to the answer.", ["path"],
+            buckets=_BUCKETS, registry=self.registry,
+        )  # fmt: skip
+        self.in_flight = Gauge(
+            "optsched_in_flight", "Requests that are being answered.", registry=self.registry
+        )
+        self.queue = Gauge(
+            "optsched_queue", "Requests that have no worker yet.", registry=self.registry
+        )
+        self.workers = Gauge(
+            "optsched_workers_busy", "Workers that compute.", registry=self.registry
+        )
+        self.lost = Counter(
+            "optsched_workers_lost", "Workers that died or were stopped.", ["why"],
+            registry=self.registry,
+        )  # fmt: skip
+
+
+class Gate:
+    """ASGI middleware: refuses requests before they cost anything, and counts all of them."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self.app, self.settings, self.metrics = app, settings, metrics
+        self.n = 0
+        token = settings.token
+        self._secret = None if token is None else f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begin, status = perf_counter(), 499  # the client has gone
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self.n += 1
+        self.metrics.in_flight.set(self.n)
+        try:
+            await self._pass(scope, receive, counted)
+        finally:
+            self.n -= 1
+            self.metrics.in_flight.set(self.n)
+            path = getattr(scope.get("route"), "path", "other")
+            self.metrics.requests.labels(path, status).inc()
+            self.metrics.seconds.labels(path).observe(perf_counter() - begin)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand the request on with its whole body, or refuse it."""
+        headers = dict(scope["headers"])
+        found: Reply | list[Message] | None = self._refused(scope, headers)
+        if found is None:
+            found = await self._body(headers, receive)
+        if found is None:
+            return
+        if isinstance(found, Reply):
+            await respond(found, send)
+            return
+        ready = found
+
+        async def replay() -> Message:
+            return ready.pop() if ready else await receive()
+
+        await self.app(scope, replay, send)
+
+    def _refused(self, scope: Scope, headers: dict[bytes, bytes]) -> Reply | None:
+        settings = self.settings
+        if self._secret is not None and scope["path"] not in OPEN:
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, self._secret):
+                message = "expected the token of this service, as in: Authorization: Bearer TOKEN"
+                return refusal(401, "authorization", None, message)
+        host = headers.get(b"host", b"localhost").decode("latin-1")
+        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        name = name.strip("[]")
+        if self._secret is None and not is_loopback(name) and name != "testserver":
+            message = f"expected localhost, got {host!r:.60}; a service without token is local"
+            return refusal(403, "host", host[:60], message)
+        if self.n > settings.in_flight:
+            message = f"{settings.in_flight} requests are being answered; send it again later"
+            return refusal(503, "", None, message)
+        if scope["method"] == "POST":
+            kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+            if kind != b"application/json":
+                text = kind.decode("latin-1")
+                message = f"expected application/json, got {text!r:.60}"
+                return refusal(415, "content-type", text[:60], message)
+        return None
+
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> Any:
+        """Return the body as one message, a refusal, or None if the client has gone."""
+        most, size, parts = self.settings.max_body, 0, []
+        large = refusal(
+            413, "body", None, f"expected at most {most} bytes; start with a larger --max-body"
+        )
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > most:
+            return large
+        try:
+            with anyio.fail_after(self.settings.timeout):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    parts.append(message.get("body", b""))
+                    size += len(parts[-1])
+                    if size > most:
+                        return large
+                    if not message.get("more_body"):
+                        break
+        except TimeoutError:
+            message = f"expected the whole body within {self.settings.timeout:g} seconds"
+            return refusal(408, "body", None, message)
+        return [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+
+
+async def respond(reply: Reply, send: Send) -> None:
+    """Send a reply; one that is to be tried again says when, an early one ends the connection."""
+    headers = [(b"content-type", b"application/json"),
+               (b"content-length", str(len(reply.content)).encode())]  # fmt: skip
+    if reply.status == 503:
+        headers.append((b"retry-after", b"1"))
+    if reply.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if reply.status in (408, 413):
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.content})

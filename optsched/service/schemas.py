@@ -1,0 +1,140 @@
+"""JSON Schemas of documents and messages, and the parts of the OpenAPI page made of them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import import_module
+from typing import Any, Final
+
+import msgspec
+
+from optsched.errors import InputError
+from optsched.io.values import did_you_mean
+from optsched.service.answers import Refusal
+
+_REF: Final = "#/components/schemas/"
+
+DOCUMENTS: Final = {
+    "bandwidth": "bandwidth.models.model_document:_Document",
+    "cluster": "bandwidth.topology.documents:_Cluster",
+    "decision": "cluster.determined.document:Answer",
+    "jobarray": "problems.jobarray.document:_Document",
+    "jobshop": "problems.jobshop.document:_Document",
+    "quota": "problems.quota.document:_Document",
+    "schedule": "model.document:_Document",
+    "snapshot": "plan.snapshot:_Snapshot",
+    "state": "bandwidth.topology.documents:_State",
+    "subset": "bandwidth.placement.document:_Document",
+}
+"""Documents by name, and the structs that read them."""
+
+_PARTS: Final = {
+    "bandwidth": {"cluster": "cluster"},
+    "snapshot": {"cluster": "cluster", "state": "state"},
+    "subset": {"state": "state", "model": "bandwidth"},
+}
+"""Members of documents that are documents."""
+
+_messages: dict[str, Any] = {"Refusal": Refusal}
+
+
+def reference(kind: Any) -> dict[str, str]:
+    """Return a reference to the schema of a struct, or of a document by its name."""
+    if isinstance(kind, str):
+        return {"$ref": f"{_REF}{kind}"}
+    _messages[kind.__name__] = kind
+    return {"$ref": f"{_REF}{kind.__name__}"}
+
+
+def operation(
+    text: str, body: Any, result: Any, example: Any = None, *, codes: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    """Describe a route: arguments of ``APIRouter.add_api_route``.
+
+    Parameters
+    ----------
+    text
+        What it does, a line.
+    body, result
+        Structs of the request and the answer, or names of `DOCUMENTS`.
+    example
+        A body.
+    codes
+        Further status codes, with refusals.
+    """
+    refused = {"application/json": {"schema": reference(Refusal)}}
+    found: dict[str, Any] = {
+        "summary": text, "response_model": None,
+        "responses": {
+            200: {"description": "The answer.",
+                  "content": {"application/json": {"schema": reference(result)}}},
+            **{code: {"description": _CODES[code], "content": refused}
+               for code in (*_CODES, *codes) if code < 409 or code > 409 or 409 in codes},
+        },
+    }  # fmt: skip
+    if body is not None:
+        content: dict[str, Any] = {"schema": reference(body)}
+        if example is not None:
+            content["example"] = example
+        found["openapi_extra"] = {
+            "requestBody": {"required": True, "content": {"application/json": content}}
+        }
+    return found
+
+
+_CODES: Final = {
+    400: "The body is refused.", 401: "The token is missing or wrong.",
+    403: "The host is not local.", 408: "The body came too slowly.",
+    409: "The request is correct, and the cluster cannot satisfy it.",
+    413: "The body is too large.", 415: "The body is no JSON.",
+    422: "It takes too much time.", 503: "Too many requests, or a worker died: try again.",
+}  # fmt: skip
+
+
+@cache
+def components() -> dict[str, Any]:
+    """Return the schemas of all documents and messages, for ``components.schemas``."""
+    found: dict[str, Any] = {}
+    for name, place in DOCUMENTS.items():
+        module, _, attribute = place.partition(":")
+        kind = getattr(import_module(f"optsched.{module}"), attribute)
+        (top, *_), parts = msgspec.json.schema_components(
+            [kind], ref_template=f"{_REF}{name}.{{name}}"
+        )
+        title = top["$ref"].rpartition(".")[2]
+        text = msgspec.json.encode({f"{name}.{key}": one for key, one in parts.items()}).decode()
+        made = msgspec.json.decode(re.sub(rf'{name}\.{title}"', f'{name}"', text))
+        for member, other in _PARTS.get(name, {}).items():
+            made[name]["properties"][member] = reference(other)
+        made[name]["title"] = f"optsched.{name}/1"
+        found |= made
+    _, parts = msgspec.json.schema_components([*_messages.values()], ref_template=f"{_REF}{{name}}")
+    return found | parts
+
+
+def bundle(name: str) -> dict[str, Any]:
+    """Return one schema with all that it refers to, as a document of JSON Schema.
+
+    Raises
+    ------
+    InputError
+        There is none of this name.
+    """
+    known = components()
+    if name not in known:
+        raise InputError(
+            f"name: expected one of {', '.join(known)}, got {name!r:.60}{did_you_mean(name, known)}"
+        )
+    needed, left = {}, [name]
+    while left:
+        if (one := left.pop()) not in needed:
+            needed[one] = known[one]
+            text = msgspec.json.encode(known[one]).decode()
+            left += re.findall(rf'"{_REF}([^"]+)"', text)
+    tree = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$ref": f"#/$defs/{name}",
+            "$defs": needed}  # fmt: skip
+    found: dict[str, Any] = msgspec.json.decode(
+        msgspec.json.encode(tree).decode().replace(_REF, "#/$defs/")
+    )
+    return found
