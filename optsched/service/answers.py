@@ -133,6 +133,8 @@ def _value(message: str, field: str, tree: Any, data: bytes) -> Any:
     """Return the refused value: by the sentence, else by its place, else how the body begins."""
     if match := _GOT.search(message):
         text = match[1] or match[2]
+        if text == "nothing":
+            return None
         with suppress(ValueError):
             return msgspec.json.decode(text)
         return text

@@ -100,7 +100,11 @@ def _endpoints() -> APIRouter:
     described = operation("Whether the service answers.", None, Health)
     router.add_api_route("/health", _health, **described)
     router.add_api_route("/metrics", _metrics, summary="Numbers for Prometheus.")
-    router.add_api_route("/schemas/{name}", _schema, summary="JSON Schema of a document.")
+    described = operation("JSON Schema of a document or a message.", None, dict)
+    described["openapi_extra"] = {"parameters": [
+        {"name": "name", "in": "path", "required": True, "schema": {"enum": [*components()]}}
+    ]}  # fmt: skip
+    router.add_api_route("/schemas/{name}", _schema, **described)
     return router
 
 
@@ -129,8 +133,9 @@ async def _metrics(request: Request) -> Response:
     return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _schema(name: str) -> Response:
-    return Response(msgspec.json.encode(bundle(name)), media_type="application/schema+json")
+async def _schema(request: Request) -> Response:
+    found = bundle(request.path_params["name"])
+    return Response(msgspec.json.encode(found), media_type="application/json")
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:

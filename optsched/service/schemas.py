@@ -43,6 +43,8 @@ def reference(kind: Any) -> dict[str, str]:
     """Return a reference to the schema of a struct, or of a document by its name."""
     if isinstance(kind, str):
         return {"$ref": f"{_REF}{kind}"}
+    if kind is dict:
+        return {"type": "object"}
     _messages[kind.__name__] = kind
     return {"$ref": f"{_REF}{kind.__name__}"}
 
