@@ -318,8 +318,8 @@ def main() -> int:
     parser.add_argument("--policy", type=Path, nargs="*", default=[])
     parser.add_argument("--modes", nargs="*", default=["flow"])
     parser.add_argument("--decisions", type=int, default=3_000_000)
-    parser.add_argument("--scenario", type=Path, help="what optsched serve-profile wrote")
-    parser.add_argument("--network", type=Path, help="what optsched slim-train wrote")
+    parser.add_argument("--scenario", type=Path, help="what optsched slim profile wrote")
+    parser.add_argument("--network", type=Path, help="what optsched slim train wrote")
     given = parser.parse_args()
     seeds = range(given.first_seed, given.first_seed + given.seeds)
     if given.what == "routers":

@@ -1,4 +1,4 @@
-"""The command line: ``optsched solve | verify | show | plot | trace | generate | ...``."""
+"""The command line: ``optsched solve | verify | show | convert | generate | ...``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _run() -> int:
 
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
-            app()
+            app(prog_name="optsched")
     except SystemExit as done:  # the usual end
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except (InputError, UnsupportedProblem, MissingExtra) as error:

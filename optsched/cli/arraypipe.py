@@ -16,14 +16,11 @@ from optsched.cli.options import (
     Quiet,
     ScheduleFile,
     argument,
-    group,
     numbers,
     option,
 )
 from optsched.cli.output import wrote
 from optsched.io.files import check_outputs
-
-app = group("Train sibling jobs by a schedule: profile, advise, problem, plan, run, report.")
 
 Script = Annotated[str, argument("FILE.py:FUNCTION, which makes the ArrayTrainer.")]
 ProfileFile = Annotated[Path, argument("A *.profile.json document.")]
@@ -33,7 +30,6 @@ Out = Annotated[
 Memory = Annotated[str | None, option("Of a device: 40GB, or device (problem only): as profiled.")]
 
 
-@app.command()
 def profile(
     script: Script,
     output: Out = None,
@@ -56,7 +52,6 @@ def profile(
     wrote(target, found.write)
 
 
-@app.command()
 def advise(
     file: ProfileFile,
     devices: Annotated[int | None, option("How many [default: as profiled].")] = None,
@@ -73,7 +68,6 @@ def advise(
     print(json.dumps(advice.as_dict()) if as_json else advice)
 
 
-@app.command()
 def problem(
     file: ProfileFile,
     output: Out = None,
@@ -94,7 +88,6 @@ def problem(
     wrote(target, array.write, f": {size}")
 
 
-@app.command()
 def plan(file: ScheduleFile) -> None:
     """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch.
 
@@ -111,7 +104,6 @@ def plan(file: ScheduleFile) -> None:
     print(f"{file}: can be run: {text}")
 
 
-@app.command()
 def run(
     script: Script,
     schedule: Annotated[
@@ -140,7 +132,6 @@ def run(
         raise typer.Exit(1)
 
 
-@app.command()
 def report(
     folder: Annotated[Path, argument("What `run --out` wrote.")],
     as_json: AsJson = False,
@@ -154,7 +145,6 @@ def report(
     print(read_summary(folder, as_json))
 
 
-@app.command()
 def demo(
     out: Annotated[Path | None, option("Folder for plan, trace and summary.")] = None,
     steps: Annotated[int, option("Training steps per job.", min=1)] = 20,

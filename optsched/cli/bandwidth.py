@@ -1,4 +1,4 @@
-"""``optsched bandwidth``: import measurements, fit a model, plan measurements, check."""
+"""``optsched gpus bandwidth``: import measurements, fit a model, plan measurements, check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from optsched.bandwidth import BottleneckBandwidth, Cluster, MeasurementTable, plan_measurements
 from optsched.bandwidth.models.patterns import rows_of
-from optsched.cli.options import OptionalOutput, Output, argument, group, option, quantity
+from optsched.cli.options import OptionalOutput, Output, argument, option, quantity
 from optsched.cli.output import wrote
 from optsched.errors import InputError
 from optsched.formats.nccl_tests import read_host_map
@@ -18,8 +18,6 @@ from optsched.io.files import check_outputs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-
-app = group("Bandwidths of sets of GPUs: import, fit, plan, check.")
 
 ClusterFile = Annotated[Path, option("optsched.cluster/1.", "--cluster")]
 ModelFile = Annotated[Path, option("optsched.bandwidth/1.", "--model")]
@@ -30,7 +28,6 @@ Op = Annotated[str, option("Collective, if the logs do not name it.")]
 Payload = Annotated[str | None, option("Bytes of the rows to take, such as 16M or 2G.")]
 
 
-@app.command("import")
 def import_(
     logs: Annotated[list[Path], argument("Logs of nccl-tests.")],
     output: Output,
@@ -40,7 +37,7 @@ def import_(
 ) -> None:
     """Read logs of nccl-tests and write a CSV of measurements.
 
-    Example: optsched bandwidth import logs/*.log --payload 1G -o m.csv
+    Example: optsched gpus bandwidth import logs/*.log --payload 1G -o m.csv
     """
     check_outputs([output], [*logs, host_map])
     hosts = None if host_map is None else read_host_map(host_map)
@@ -48,7 +45,6 @@ def import_(
     wrote(output, table.write, f": {len(table)} measurements of {table.op}, {table.payload} bytes")
 
 
-@app.command()
 def fit(
     cluster: ClusterFile,
     output: Output,
@@ -57,7 +53,7 @@ def fit(
 ) -> None:
     """Fit a model, or make that of links and cards; print the factor of every level.
 
-    Example: optsched bandwidth fit --cluster c.json --measurements m.csv -o b.json
+    Example: optsched gpus bandwidth fit --cluster c.json --measurements m.csv -o b.json
     """
     check_outputs([output], [cluster, *(measurements or ())])
     model = BottleneckBandwidth(Cluster.read(cluster))
@@ -67,7 +63,6 @@ def fit(
     print("".join(_levels(model)), end="")
 
 
-@app.command()
 def plan(
     output: OptionalOutput = None,
     cluster: Annotated[Path | None, option("optsched.cluster/1.")] = None,
@@ -77,7 +72,7 @@ def plan(
 ) -> None:
     """Write a shell script of the most useful runs of nccl-tests [default: print it].
 
-    Example: optsched bandwidth plan --model b.json --budget 20 -o measure.sh
+    Example: optsched gpus bandwidth plan --model b.json --budget 20 -o measure.sh
     """
     check_outputs([output], [cluster, model])
     if (cluster is None) == (model is None):
@@ -95,11 +90,10 @@ def plan(
         wrote(output, found.script(logs), counts)
 
 
-@app.command()
 def check(model: ModelFile, measurements: Tables = None) -> None:
     """Print the size of a model, and the deviations of measurements from its predictions.
 
-    Example: optsched bandwidth check --model b.json --measurements m.csv
+    Example: optsched gpus bandwidth check --model b.json --measurements m.csv
     """
     known = BottleneckBandwidth.read(model)
     print(f"{model}: {_facts(known)}")

@@ -70,9 +70,9 @@ def workload(
     zero: Annotated[str, option("Jobs of 0 s: drop, or keep (as 1 s).")] = "drop",
     shares: Annotated[str, option("Parts of GPUs: up (to whole ones), drop, N (N-ths).")] = "up",
 ) -> None:
-    """Write the log of a scheduler as a trace for `optsched simulate`.
+    """Write the log of a scheduler as a trace for `optsched cluster simulate`.
 
-    Example: optsched workload sacct.txt -o trace.csv
+    Example: optsched cluster workload sacct.txt -o trace.csv
     """
     check_outputs([output], [log])
     for note in import_trace(log, output, from_, zero=zero, shares=shares):

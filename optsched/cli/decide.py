@@ -1,4 +1,4 @@
-"""``optsched decide`` as another scheduler, and ``optsched manifest`` for Kubernetes."""
+"""``optsched cluster decide`` as another scheduler, and ``cluster manifest`` for Kubernetes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def decide(
     Options override the settings in the state. The same state gets the same decision. In a
     stream, "id" is returned with it.
 
-    Example: optsched decide state.json --scheduler priority --preemption
+    Example: optsched cluster decide state.json --scheduler priority --preemption
     """
     given = {
         "scheduler": scheduler, "variant": variant, "preemption": preemption, "mode": mode,
@@ -110,7 +110,7 @@ def manifest(
 ) -> None:
     """Write a Kubernetes List for kubectl: an Indexed Job per running job, pods all or none.
 
-    Example: optsched manifest plan.quota.json --gang volcano --queue research -o jobs.json
+    Example: optsched cluster manifest plan.quota.json --gang volcano --queue research -o jobs.json
     """
     import msgspec
 

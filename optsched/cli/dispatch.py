@@ -1,4 +1,4 @@
-"""``optsched dispatch``: choose GPUs for one request, or for a stream of JSON requests."""
+"""``optsched gpus choose``: choose GPUs for one request, or for a stream of JSON requests."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 _POLICY = "KEY=VALUE such as required=rack, balance=even, max_hosts=2, exclude=n1,n2; repeat."
 
 
-def dispatch(
+def choose(
     state: Annotated[Path, option("Free GPUs and jobs: optsched.state/1.", show_default=False)],
     cluster: Annotated[Path | None, option("optsched.cluster/1: links and NICs.")] = None,
     model: Annotated[Path | None, option("Learned bandwidths: optsched.bandwidth/1.")] = None,
     gpus: Annotated[int | None, option("Number of GPUs.", show_default=False)] = None,
     policy: Annotated[list[str] | None, option(_POLICY)] = None,
     traffic: Annotated[str, option("Demands of jobs: given, idle, moderate, heavy.")] = "given",
-    solver: Annotated[str, option("See `optsched solvers`.")] = "auto",
+    solver: Annotated[str, option("See `optsched show`.")] = "auto",
     explain: Annotated[bool, option("Explain what limits the bandwidth.", "--explain")] = False,
     as_json: AsJson = False,
     hostfile: Annotated[bool, option("Print a hostfile in rank order.", "--hostfile")] = False,
@@ -55,7 +55,7 @@ def dispatch(
     also best, gang, scores, explain, what_if, resize, move, fail, repair, state and restore: see
     the documentation.
 
-    Example: optsched dispatch --cluster c.json --state s.json --gpus 8 --explain
+    Example: optsched gpus choose --cluster c.json --state s.json --gpus 8 --explain
     """
     check_outputs([output], [state, cluster, model])
     known = _model(cluster, model)

@@ -1,4 +1,4 @@
-"""``optsched elastic``: train jobs on a shared pool of workers."""
+"""``optsched cluster elastic``: train jobs on a shared pool of workers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ACTIVE: Final = ("joining", "running")
 def elastic(
     jobs: Annotated[Path | None, argument("Jobs (TOML), see docs/elastic.md.")] = None,
     slots: Annotated[int | None, option("Workers [default: as --devices].")] = None,
-    policy: Annotated[str, option("Of optsched simulate.")] = "time_to_target",
+    policy: Annotated[str, option("Of optsched cluster simulate.")] = "time_to_target",
     option: Annotated[list[str] | None, option("KEY=VALUE of the policy; repeat.")] = None,
     out: options.History = None,
     metrics: options.Metrics = None,
@@ -53,7 +53,7 @@ def elastic(
 
     Ctrl-C or SIGTERM stops the passes and writes the results so far. Exit code 1: a job failed.
 
-    Example: optsched elastic jobs.toml --slots 2 --folder state --plot run.html
+    Example: optsched cluster elastic jobs.toml --slots 2 --folder state --plot run.html
     """
     from optsched.elastic.job import read_jobs
     from optsched.elastic.runner import run

@@ -6,17 +6,14 @@ from pathlib import Path  # noqa: TC003
 from typing import Annotated, Any
 
 from optsched.bandwidth import synthetic
-from optsched.cli.options import Output, Seed, group, option, pairs
+from optsched.cli.options import Output, Seed, option, pairs
 from optsched.cli.output import wrote
 from optsched.errors import InputError
 from optsched.io.files import check_outputs, check_writable
 from optsched.io.values import one_of
 from optsched.problems.jobshop import generator, published
 
-app = group("Make instances: job arrays of real models, job shops, quota plans.")
 
-
-@app.command()
 def jobarray(
     output: Output,
     model: Annotated[str, option("vgg19, resnet152, bert_large, gpt2_xl.")] = "gpt2_xl",
@@ -50,7 +47,6 @@ def jobarray(
     )  # fmt: skip
 
 
-@app.command()
 def taillard(
     output: Output,
     instance: Annotated[str | None, option("Such as ta01, instead of the seeds.")] = None,
@@ -77,7 +73,6 @@ def taillard(
     )  # fmt: skip
 
 
-@app.command()
 def cluster(
     output: Output,
     kind: Annotated[
@@ -106,7 +101,6 @@ def cluster(
         wrote(measurements, table.write, f": {len(table)} measurements")
 
 
-@app.command()
 def quota(
     output: Output,
     jobs: Annotated[int, option("Number of jobs.")] = 20,

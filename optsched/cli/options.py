@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from optsched.errors import InputError
 
@@ -49,14 +48,6 @@ History = Annotated[Path | None, option("History: *.schedule.json, one a policy.
 Metrics = Annotated[Path | None, option("All metrics: optsched.metrics/1.")]
 ReportFile = Annotated[Path | None, option("Report: .html, .png, .svg or .pdf.", "--plot")]
 Devices = Annotated[str | None, option("Such as cpu,cpu or cuda:0 [default: all].")]
-
-
-def group(text: str = "", cls: type[TyperGroup] = TyperGroup) -> typer.Typer:
-    """Make an empty group of commands."""
-    return typer.Typer(
-        cls=cls, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-        rich_markup_mode=None, help=text,
-    )  # fmt: skip
 
 
 def parse_options(given: Sequence[str] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``optsched pipeline``: hand-made pipeline schedules of equal stages, a model or a job array."""
+"""``optsched generate pipeline``: hand-made schedules of equal stages, a model or a job array."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def pipeline(
 ) -> None:
     """Compare hand-made pipeline schedules: makespan, bubble, peak memory.
 
-    The written schedule is for `optsched show`, `plot` and `convert` (to torch's CSV).
+    The written schedule is for `optsched show` and `convert` (to torch's CSV).
 
-    Example: optsched pipeline one_f_one_b --stages 4 --micro-batches 16 -o 1f1b.schedule.json
+    Example: optsched generate pipeline one_f_one_b --stages 4 -o 1f1b.schedule.json
     """
     if name != "all" and name not in NAMES:
         raise InputError(f"name: expected one of {', '.join(NAMES)}, all, got {name!r:.40}")

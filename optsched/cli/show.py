@@ -1,38 +1,173 @@
-"""``optsched show``: objective, resources, jobs and critical path of a schedule."""
+"""``optsched show``: what is in a schedule or an instance, on the terminal or drawn."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path  # noqa: TC003 (typer reads the annotations)
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
+import typer
 from rich.table import Table
 from rich.text import Text
 
-from optsched.cli.options import ScheduleFile  # noqa: TC001 (typer reads the annotations)
-from optsched.cli.schedules import scheduled
+import optsched
+from optsched.cli.options import AsJson, Objective, argument, option, with_objective
+from optsched.cli.output import facts, wrote
 from optsched.cli.tables import display, table
+from optsched.errors import InputError
+from optsched.formats.read_problem import read_problem
+from optsched.io.files import check_outputs
 from optsched.io.text import bytes_text, one_line, readable_unit, share_text, time_in, time_text
 from optsched.model.objectives import LATENESS
+from optsched.model.schedule import Schedule
+from optsched.solving.solver import KINDS, support_by_name
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
 
     from optsched.analysis.iterations import JobReport
     from optsched.analysis.report import CriticalStep, Report
+    from optsched.model.schedule import Problem
 
 _MOST_LINES = 24  # of the critical path
 _MOST_JOBS = 64
 
 
-def show(file: ScheduleFile) -> None:
-    """Print objective, bound and gap; load and memory of devices; jobs; the critical path.
+def show(
+    file: Annotated[
+        Path | None, argument("A schedule, or an instance [default: lists the solvers].")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        option("Drawing: .png, .svg, .pdf, .html, or .json (Perfetto).", "-o", "--output"),
+    ] = None,
+    cycles: Annotated[int | None, option("Cycles to draw of a periodic schedule.")] = None,
+    objective: Objective = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe a schedule, or draw it with -o; print size, bounds and solvers of an instance.
 
-    Example: optsched show plan.schedule.json
+    None of the bounds needs a search; `optsched solve --solver cpsat` proves higher ones. Exit
+    code 1 if the instance has no schedule.
+
+    Example: optsched show plan.schedule.json -o plan.html
     """
+    check_outputs([output], [file])
+    if file is None:
+        if output is not None:
+            raise InputError("file: missing; give the schedule to draw")
+        found = {kind: optsched.solvers(kind) for kind in KINDS}
+        if as_json:
+            print(json.dumps(found))
+        else:
+            facts((kind, ", ".join(names)) for kind, names in found.items())
+        return
+    problem = read_problem(file)
+    schedule = Schedule.read(file) if isinstance(problem, Schedule) else None
+    if schedule is None or not schedule.is_scheduled:
+        if output is not None or cycles is not None:
+            raise InputError(
+                f"{file}: an instance, only schedules are drawn: "
+                f"optsched solve {file} -o {file}.schedule.json"
+            )
+        _show_problem(with_objective(problem, objective), file, as_json)
+        return
+    if objective is not None:
+        raise InputError(f"objective: {file} is a schedule, it has the objective it was made for")
+    if cycles is not None and (output is None or schedule.period is None):
+        raise InputError("cycles: only to draw a schedule with a period, with -o")
+    if output is not None:
+        _draw(schedule, output, 3 if cycles is None else cycles)
+        return
     from optsched.analysis.report import report
 
-    display(render(report(scheduled(file))))
+    found_report = report(schedule)
+    if as_json:
+        print(msgspec.json.encode(found_report).decode())
+    else:
+        display(render(found_report))
+
+
+def _draw(schedule: Schedule, output: Path, cycles: int) -> None:
+    """Write a picture, a page or a trace, as the name of the file ends."""
+    ending = output.suffix.lower()
+    if ending == ".json":
+        from optsched.formats import perfetto
+
+        wrote(output, lambda path: perfetto.write(schedule, path, cycles=cycles))
+        return
+    from optsched.plots import gantt, html
+    from optsched.plots.picture import PICTURES, check_suffix
+
+    check_suffix(output, (*PICTURES, ".html", ".json"))
+    draw: Any = html.write if ending == ".html" else gantt
+    wrote(output, lambda path: draw(schedule, path, cycles=cycles))
+
+
+def _show_problem(problem: Problem, file: Path, as_json: bool) -> None:
+    """Print size, bounds and solvers of an instance."""
+    begin = perf_counter()
+    reason = problem.infeasibility()
+    bounds = {} if reason else named_bounds(problem)
+    lower_bound = None if reason else max(bounds.values())
+    seconds = perf_counter() - begin
+    kind = problem.problem_kind
+    supports = {name: support_by_name(name, problem) for name in optsched.solvers(kind)}
+    if as_json:
+        summary = {
+            "instance": problem.name or file.name, "kind": kind, "size": _size(problem),
+            "bounds": bounds, "lower_bound": lower_bound, "seconds": round(seconds, 6),
+            "solvers": [name for name, one in supports.items() if one],
+            **({"reason": reason} if reason else {}),
+        }  # fmt: skip
+        print(json.dumps(summary))
+    else:
+        best = {} if lower_bound is None else {"lower bound": lower_bound}
+        values = [(name, problem.describe(value)) for name, value in {**bounds, **best}.items()]
+        rows = [
+            ("instance", problem.name or file.name), ("kind", kind), ("size", _size(problem)),
+            ("infeasible", reason or None), *values,
+            ("solvers", ", ".join(name for name, one in supports.items() if one)),
+            *((f"not {name}", one.reason) for name, one in supports.items() if not one),
+        ]  # fmt: skip
+        facts(rows, max(18, *(len(name) + 2 for name, _ in rows)))
+    if reason:
+        raise typer.Exit(1)
+
+
+def _size(problem: Problem) -> str:
+    """Describe the size of an instance."""
+    if isinstance(problem, optsched.GpuPlacement):
+        return f"{problem.k} of {len(problem.state.free)} free GPUs"
+    if isinstance(problem, optsched.QuotaPlan):
+        return f"{len(problem.jobs)} jobs, {problem.n_gpus} GPUs"
+    graph = problem.graph()
+    return (
+        f"{len({*graph.job.tolist()})} jobs, {graph.n_operations} operations on "
+        f"{graph.n_resources} resources"
+    )
+
+
+def named_bounds(problem: Problem) -> dict[str, int]:
+    """Return every bound that needs no search; ``carlier`` is exact for each single machine."""
+    if problem.problem_kind == "gpus":
+        return {"best pattern": problem.lower_bound()}
+    if problem.problem_kind == "quota":
+        return {"hull or level": problem.lower_bound()}
+    from optsched.model.objective_bounds import objective_bounds
+    from optsched.model.objectives import LATENESS, MAKESPAN, as_makespan
+    from optsched_solvers.shop.proof.one_machine import one_machine_bound
+
+    bounds = getattr(problem, "bounds", None)
+    found = dict(bounds()) if bounds is not None else objective_bounds(problem)
+    if problem.objective_name not in (MAKESPAN, LATENESS):
+        return found
+    reduced, shift = as_makespan(problem)
+    return {**found, "carlier": one_machine_bound(reduced.graph()) - shift}
 
 
 def render(report: Report) -> Group:

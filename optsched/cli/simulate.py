@@ -1,4 +1,4 @@
-"""``optsched simulate``: replay a trace under one policy or several."""
+"""``optsched cluster simulate``: replay a trace under one policy or several."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def simulate(
 
     One row per policy; times are means over jobs. `docs/simulator.md` defines every number.
 
-    Example: optsched simulate synthetic:1000:0.9 --policy fifo,srtf --nodes 8x8
+    Example: optsched cluster simulate synthetic:1000:0.9 --policy fifo,srtf --nodes 8x8
     """
     names = registry.variants(policy)
     tables = [] if packing is None else packing.split(",")

@@ -1,23 +1,21 @@
-"""``optsched solve``, ``bound`` and ``solvers``."""
+"""``optsched solve``."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path  # noqa: TC003
-from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import optsched
 from optsched.cli import options
-from optsched.cli.options import argument, option
+from optsched.cli.options import option
 from optsched.cli.output import facts
 from optsched.cli.progress import Bar
 from optsched.formats.read_problem import read_problem
 from optsched.io.files import check_outputs
 from optsched.model.schedule import Schedule
-from optsched.solving.solver import KINDS, support_by_name
 from optsched.solving.stop import AnyOf, Gap, NoImprovement
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ _HISTORY = ("objective", "lower_bound", "event", "source")
 
 def solve(
     file: options.InstanceFile,
-    solver: Annotated[str, option("See `optsched solvers`.")] = "auto",
+    solver: Annotated[str, option("See `optsched show`.")] = "auto",
     time_limit: options.TimeLimit = None,
     iterations: options.Iterations = None,
     objective: options.Objective = None,
@@ -70,73 +68,6 @@ def solve(
         raise KeyboardInterrupt
     if result.schedule is None:
         raise typer.Exit(1)
-
-
-def bound(
-    file: options.InstanceFile, objective: options.Objective = None, as_json: options.AsJson = False
-) -> None:
-    """Print lower bounds by name, and the best; exit code 1 if no schedule can exist.
-
-    None needs a search; `optsched solve --solver cpsat` proves higher ones.
-
-    Example: optsched bound ta01
-    """
-    problem = options.with_objective(read_problem(file), objective)
-    begin = perf_counter()
-    reason = problem.infeasibility()
-    found = {} if reason else named_bounds(problem)
-    summary: dict[str, Any] = {
-        "instance": problem.name or file.name,
-        "bounds": found,
-        "lower_bound": None if reason else max(found.values()),
-        "seconds": round(perf_counter() - begin, 6),
-        **({"reason": reason} if reason else {}),
-    }
-    if as_json:
-        print(json.dumps(summary))
-    else:
-        orders = problem.problem_kind in _BY_ORDERS
-        best = {} if reason else {"lower bound" if orders else "bound": summary["lower_bound"]}
-        values = [(name, problem.describe(value)) for name, value in {**found, **best}.items()]
-        facts([("instance", summary["instance"]), ("infeasible", reason or None), *values], 18)
-    if reason:
-        raise typer.Exit(1)
-
-
-def named_bounds(problem: Problem) -> dict[str, int]:
-    """Return every bound that needs no search; ``carlier`` is exact for each single machine."""
-    if problem.problem_kind == "gpus":
-        return {"best pattern": problem.lower_bound()}
-    if problem.problem_kind == "quota":
-        return {"hull or level": problem.lower_bound()}
-    from optsched.model.objective_bounds import objective_bounds
-    from optsched.model.objectives import LATENESS, MAKESPAN, as_makespan
-    from optsched_solvers.shop.proof.one_machine import one_machine_bound
-
-    bounds = getattr(problem, "bounds", None)
-    found = dict(bounds()) if bounds is not None else objective_bounds(problem)
-    if problem.objective_name not in (MAKESPAN, LATENESS):
-        return found
-    reduced, shift = as_makespan(problem)
-    return {**found, "carlier": one_machine_bound(reduced.graph()) - shift}
-
-
-def solvers(
-    file: Annotated[Path | None, argument("List the solvers of this instance.")] = None,
-) -> None:
-    """List the installed solvers by kind of problem, or those that take an instance.
-
-    Example: optsched solvers ta01
-    """
-    if file is None:
-        facts((kind, ", ".join(optsched.solvers(kind))) for kind in KINDS)
-        print("`optsched solvers FILE` lists those that take an instance.")
-        return
-    problem = read_problem(file)
-    kind = problem.problem_kind
-    found = {name: support_by_name(name, problem) for name in optsched.solvers(kind)}
-    facts((name, "") for name, support in found.items() if support)
-    facts(((name, f"no: {s.reason}") for name, s in found.items() if not s), 18)
 
 
 def _criterion(gap: float | None, no_improvement: float | None) -> Criterion | None:

@@ -1,4 +1,4 @@
-"""``optsched topology``: import, show and check a cluster and its state."""
+"""``optsched gpus topology``: import, show and check a cluster and its state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.links import PCIE, nvlinks, weight
 from optsched.bandwidth.topology.rates import shown
 from optsched.bandwidth.topology.state import ClusterState
-from optsched.cli.options import OptionalOutput, Output, argument, group, option, pairs, quantity
+from optsched.cli.options import OptionalOutput, Output, argument, option, pairs, quantity
 from optsched.cli.output import console, stdin_or_file, wrote
 from optsched.cli.tables import display, table
 from optsched.errors import InputError
@@ -36,13 +36,10 @@ if TYPE_CHECKING:
 _MOST_ROWS = 40  # of hosts, and of domains a level
 _MOST_MATRIX = 16  # GPUs of a matrix that fits the screen
 
-app = group("Describe a cluster: import files of its tools, show it, check it.")
-
 ClusterFile = Annotated[Path, argument("A cluster, optsched.cluster/1.")]
 StateFile = Annotated[Path | None, option("Its state: optsched.state/1.")]
 
 
-@app.command("import")
 def import_(
     output: Output,
     topo: Annotated[
@@ -71,7 +68,7 @@ def import_(
 ) -> None:
     """Write a cluster from topology matrices, host lists, and switches, nodes or labels.
 
-    Example: optsched topology import --topo h100=topo.txt --hosts 'n[01-04]=h100' -o c.json
+    Example: optsched gpus topology import --topo h100=topo.txt --hosts 'n[01-04]=h100' -o c.json
     """
     files, lists = pairs("topo", topo or (), "TYPE=FILE"), pairs("hosts", hosts or (), "HOSTS=TYPE")
     check_outputs([output], [*files.values(), domains])
@@ -89,7 +86,6 @@ def import_(
         print(f"warning: {line}", file=sys.stderr)
 
 
-@app.command()
 def show(
     file: ClusterFile,
     state: StateFile = None,
@@ -98,7 +94,7 @@ def show(
 ) -> None:
     """Print types of hosts, links, domains and hosts; a map of GPUs (-o: .png, .svg, .pdf).
 
-    Example: optsched topology show c.json --state s.json
+    Example: optsched gpus topology show c.json --state s.json
     """
     cluster = Cluster.read(file)
     found = None if state is None else ClusterState.read(state, cluster)
@@ -115,8 +111,7 @@ def show(
         display("", *_map(found or ClusterState.idle(cluster), marked))
 
 
-@app.command("state")
-def state_(
+def state(
     output: Output,
     cluster: Annotated[Path, option("Its hosts: optsched.cluster/1.", show_default=False)],
     slurm: Annotated[Path | None, option("`scontrol show node -d`; - reads stdin.")] = None,
@@ -125,7 +120,7 @@ def state_(
 ) -> None:
     """Write the state of a running cluster: free GPUs, jobs, and GPUs that are down.
 
-    Example: optsched topology state --cluster c.json --slurm nodes.txt --jobs squeue.json -o s.json
+    Example: optsched gpus topology state --cluster c.json --slurm nodes.txt -o s.json
     """
     lists = kubernetes or []
     if bool(lists) == (slurm is not None) or len(lists) > 2 or (jobs and not slurm):
@@ -141,11 +136,10 @@ def state_(
         print(f"warning: {line}", file=sys.stderr)
 
 
-@app.command()
 def check(file: ClusterFile, state: StateFile = None) -> None:
     """Check a cluster, and a state of it; note missing information.
 
-    Example: optsched topology check c.json --state s.json
+    Example: optsched gpus topology check c.json --state s.json
     """
     cluster = Cluster.read(file)
     found = None if state is None else ClusterState.read(state, cluster)
@@ -237,7 +231,7 @@ def _map(state: ClusterState, marked: set[int]) -> Iterator[str]:
 
 
 def render(cluster: Cluster) -> Group:
-    """Return the tables of ``optsched topology show``; names are data, never markup."""
+    """Return the tables of ``optsched gpus topology show``; names are data, never markup."""
     from rich.console import Group
 
     title = Text(one_line(cluster.name) or "cluster", style="bold")

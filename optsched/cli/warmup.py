@@ -1,4 +1,4 @@
-"""``optsched warmup`` and ``version``."""
+"""``optsched warmup``."""
 
 from __future__ import annotations
 
@@ -56,13 +56,3 @@ def _compile_rule(name: str) -> None:
     from optsched.cluster import Nodes, simulate, synthetic
 
     simulate(synthetic(2), name, Nodes(1))
-
-
-def version() -> None:
-    """Print the version.
-
-    Example: optsched version
-    """
-    from optsched.version import __version__
-
-    print(__version__)

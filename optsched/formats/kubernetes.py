@@ -235,7 +235,7 @@ def of_plan(plan: QuotaPlan, schedule: Schedule) -> list[Gang]:
 
 
 def of_answer(answer: Answer) -> list[Gang]:
-    """Tasks that start by an answer of ``optsched decide``; an agent is a node."""
+    """Tasks that start by an answer of ``optsched cluster decide``; an agent is a node."""
     return [
         Gang(start.task, start.slots, None, dict(start.agents), start.priority)
         for start in answer.start or []

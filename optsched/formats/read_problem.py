@@ -112,8 +112,8 @@ def from_tree(tree: Any, name: str) -> Problem:
         return document.from_tree(tree, name).graph()
     if family == "optsched.routing":
         raise InputError(
-            f"{name}: a scenario of serving is simulated, not solved: `optsched serve-sim {name}`, "
-            "in Python optsched.serving.Scenario.read"
+            f"{name}: a scenario of serving is simulated, not solved: "
+            f"`optsched slim simulate {name}`, in Python optsched.serving.Scenario.read"
         )
     problem: Problem
     if family in DOCUMENTS:

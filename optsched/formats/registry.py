@@ -77,7 +77,7 @@ class Reader:
         Description of the written part, if a file does not hold the whole problem; otherwise
         ``optsched convert`` reads the file again and compares.
     kind
-        ``"problem"``, or ``"trace"``: a log of jobs, which ``optsched workload`` reads.
+        ``"problem"``, or ``"trace"``: a log of jobs, which ``optsched cluster workload`` reads.
     """
 
     name: str

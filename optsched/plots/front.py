@@ -73,7 +73,7 @@ def pareto(
 
 
 def read_points(file: Path) -> list[Point]:
-    """Read what `optsched serve-bench` wrote."""
+    """Read what `optsched slim bench` wrote."""
     tree = parse(read_text(file), str(file))
     check_format(tree, "optsched.serving-bench/1", str(file))
     return decode(tree.get("points"), list[Point], str(file))

@@ -88,8 +88,8 @@ def test_commands(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("t.conf").write_text(
         "SwitchName=s0 Nodes=n[1-2]\nSwitchName=s1 Nodes=n[3-4]\nSwitchName=t Switches=s[0-1]\n"
     )
-    words = ("topology", "import", "--topo", "h=topo.txt", "--hosts", "n[1-4]=h", "--domains",
-             "t.conf", "--nics", 2, "--nic-rate", 50, "-o", "c.json")  # fmt: skip
+    words = ("gpus", "topology", "import", "--topo", "h=topo.txt", "--hosts", "n[1-4]=h",
+             "--domains", "t.conf", "--nics", 2, "--nic-rate", 50, "-o", "c.json")  # fmt: skip
     cli(*words, "--uplink", "leaf=2:1", "--factor", "spine=0.8", "--factor", "leaf=0.9")
     cluster = Cluster.read("c.json")
     assert cluster.factors == {"spine": 0.8, "leaf": 0.9} and cluster.uplinks == {"leaf": 100.0}
@@ -98,10 +98,10 @@ def test_commands(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cluster == Cluster.from_files(
         {"h": "topo.txt"}, {"n[1-4]": "h"}, domains="t.conf", nics=2, nic_rate=50.0
     ).limited({"spine": 0.8, "leaf": 0.9}, {"leaf": "2:1"}, rails=False)
-    rows = [line.split() for line in cli("topology", "show", "c.json").out.splitlines()]
+    rows = [line.split() for line in cli("gpus", "topology", "show", "c.json").out.splitlines()]
     assert ["spine", "t", "4", "8", "0.8"] in rows
     assert ["leaf", "s0", "2", "4", "0.9", "100", "GB/s"] in rows and ["s1", "2", "4"] in rows
-    notes = cli("topology", "check", "c.json").out
+    notes = cli("gpus", "topology", "check", "c.json").out
     assert "leaf: uplinks of 100 GB/s a domain do not limit a single job" in notes
     assert "jobs that share uplinks are not modelled" in notes and "spine: factor 0.8" in notes
     assert "factors[leaf]: expected a share" in cli.refused(*words, "--factor", "leaf=1/2")

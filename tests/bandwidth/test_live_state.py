@@ -396,15 +396,16 @@ def test_commands(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
         {"job_id": 7, "job_state": "RUNNING", "nodes": "n01", "gres_detail": ["gpu:3(IDX:0-1,5)"]}
     ]
     Path("j.json").write_text(json.dumps({"jobs": jobs}))
-    words = ("topology", "state", "--cluster", "c.json", "-o", "s.json")
+    words = ("gpus", "topology", "state", "--cluster", "c.json", "-o", "s.json")
     ran = cli(*words, "--slurm", "n.txt", "--jobs", "j.json")
     assert ran.out == "wrote s.json: 20 GPUs free, 3 held by 1 jobs, 5 down\n" and not ran.err
     state = ClusterState.read("s.json", CLUSTER)
     assert state.jobs == (Job("7", (0, 1, 5)),) and state.down == (2, 3, 4, 6, 7)
-    out = cli("topology", "show", "c.json", "--state", "s.json", "--gpus", "t2:0-1").out
+    out = cli("gpus", "topology", "show", "c.json", "--state", "s.json", "--gpus", "t2:0-1").out
     assert "n01 ##xxx#xx ........ .... .... @@.." in out
     assert (
-        cli("topology", "show", "c.json", "--state", "s.json", "-o", "m.svg").out == "wrote m.svg\n"
+        cli("gpus", "topology", "show", "c.json", "--state", "s.json", "-o", "m.svg").out
+        == "wrote m.svg\n"
     )
     assert Path("m.svg").read_text().count("<path") > CLUSTER.n_gpus
     nodes = [{"kind": "Node", "metadata": {"name": n}, "status": {
@@ -413,14 +414,14 @@ def test_commands(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("p.json").write_text(json.dumps({"items": [pod("p", "n01", 2, "j", 0)]}))
     ran = cli(*words, "--kubernetes", "n.json", "--kubernetes", "p.json")
     assert ran.out.endswith("26 GPUs free, 2 held by 1 jobs, 0 down, ids unknown on 5 machines\n")
-    given = ("dispatch", "--cluster", "c.json", "--state", "s.json", "--gpus", 6)
+    given = ("gpus", "choose", "--cluster", "c.json", "--state", "s.json", "--gpus", 6)
     assert cli(*given).out == "n01:x6\n" and cli(*given, "--hostfile").out == "n01 slots=6\n"
     assert json.loads(cli(*given, "--json").out)["ranks"] == ["n01"] * 6
     pairs = (("X", "NV2", "SYS"), ("NV2", "X", "SYS"), ("SYS", "SYS", "X"))
     Cluster.uniform(HostType("h", 3, pairs), 1).write("d.json")
     items = [{"kind": "Node", "metadata": {"name": "n01"}, "status": {"capacity": {GPU: "3"}}}]
     Path("n.json").write_text(json.dumps({"items": items}))
-    ran = cli(*words[:3], "d.json", *words[4:], "--kubernetes", "n.json", "--kubernetes", "p.json")
+    ran = cli(*words[:4], "d.json", *words[5:], "--kubernetes", "n.json", "--kubernetes", "p.json")
     assert "types[h]: pairs of GPUs differ, and ids are unknown" in ran.err
     assert "give --slurm [--jobs], or --kubernetes" in cli.refused(*words)
     assert cli.refused(*words, "--slurm", "c.json").startswith(

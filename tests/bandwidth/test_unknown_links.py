@@ -167,10 +167,12 @@ def test_commands_say_so(cli: Cli) -> None:
     Path("nodes.json").write_text(json.dumps({"kind": "List", "items": nodes}))
     Path("s.json").write_text('{"format": "optsched.state/1", "free": "n1 n2 n3 n4", "jobs": []}')
     said = "links within host type Tesla-T4-x4 are unknown: assumed at least as good as the network"
-    ran = cli("topology", "import", "--domains", "nodes.json", "--nics", "1", "-o", "c.json")
+    ran = cli(
+        "gpus", "topology", "import", "--domains", "nodes.json", "--nics", "1", "-o", "c.json"
+    )
     assert ran.code == 0 and f"warning: {said}" in ran.err
-    assert f"note: {said}" in cli("topology", "check", "c.json").out
-    given = ("dispatch", "--cluster", "c.json", "--state", "s.json", "--gpus", "4")
+    assert f"note: {said}" in cli("gpus", "topology", "check", "c.json").out
+    given = ("gpus", "choose", "--cluster", "c.json", "--state", "s.json", "--gpus", "4")
     plain, text = cli(*given), cli(*given, "--explain").out
     assert plain.out == "n1:0-3\n" and f"warning: {said}" in plain.err
     assert said in text and "assumed" in text.split("limited by")[1].splitlines()[0]
@@ -178,7 +180,7 @@ def test_commands_say_so(cli: Cli) -> None:
     assert answer["counts"] == {"n1": 4} and answer["assumed"][0].startswith(said)
     assert "regret" not in answer
     cli.feed('{"gpus": 4}\n{"what_if": "n1"}\n{"gpus": 4, "best": 2}\n{"scores": 4}\n')
-    ran = cli(*given[:5], "--stream")
+    ran = cli(*given[:6], "--stream")
     lines = [json.loads(line) for line in ran.out.splitlines()]
     assert [line.get("assumed", [""])[0].startswith(said) for line in lines] == [True] * 3 + [False]
     assert lines[1]["regret"] is None and said in ran.err

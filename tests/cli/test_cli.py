@@ -18,7 +18,7 @@ from optsched.solving.solver import support_by_name
 
 # what every command does with bad input
 
-READERS = ("solve", "verify", "show", "plot", "trace", "solvers", "bound")
+READERS = ("solve", "verify", "show")
 
 
 @pytest.mark.parametrize("command", READERS)
@@ -56,7 +56,7 @@ def test_profiles_are_no_instances(cli: Cli, command: str) -> None:
     "words",
     [
         ("solve", "shop.txt", "-o"),
-        ("plot", "plan.json", "--html"),
+        ("show", "plan.json", "-o"),
         ("generate", "jobarray", "-o"),
         ("convert", "shop.txt"),
     ],
@@ -181,7 +181,7 @@ def test_hostile_limits(cli: Cli, words: tuple[str, ...], message: str) -> None:
 @pytest.mark.parametrize(
     ("words", "empty"),
     [(("solve", "-o", "out.json"), {"status": "infeasible", "objective": None}),
-     (("bound",), {"lower_bound": None, "bounds": {}})],
+     (("show",), {"lower_bound": None, "bounds": {}})],
 )  # fmt: skip
 def test_infeasible(cli: Cli, words: tuple[str, ...], empty: dict[str, Any]) -> None:
     """Exit code 1, the reason, and no output file."""
@@ -195,16 +195,17 @@ def test_infeasible(cli: Cli, words: tuple[str, ...], empty: dict[str, Any]) -> 
 
 
 def test_unsupported(cli: Cli) -> None:
-    """A solver that does not take the problem: exit code 2; `solvers FILE` lists it apart."""
+    """A solver that does not take the problem: exit code 2; `show FILE` lists it apart."""
     array = optsched.JobArray([[1, 1]], [[1, 1]], objective="period")
     array.write("rolling.json")
     line = cli.refused("solve", "rolling.json", "--solver", "branch_and_bound", "-o", "out.json")
     assert line.startswith("branch_and_bound does not solve this problem")
-    lines = cli("solvers", "rolling.json").out.splitlines()
+    lines = cli("show", "rolling.json").out.splitlines()
     problem = read_problem("rolling.json")
     takers = [name for name in optsched.solvers("periodic") if support_by_name(name, problem)]
-    assert takers and lines[: len(takers)] == takers
-    assert all(" no: " in line for line in lines[len(takers) :])
+    assert takers and f"solvers           {', '.join(takers)}" in lines
+    refusals = {line.partition("  ")[0] for line in lines if line.startswith("not ")}
+    assert refusals == {f"not {name}" for name in {*optsched.solvers("periodic")} - {*takers}}
 
 
 @pytest.mark.parametrize("name", ["la01"])
@@ -212,11 +213,11 @@ def test_names_of_published_shops(cli: Cli, name: str) -> None:
     """Every command that takes an instance takes a name; those of schedules say what to do."""
     assert f"instance    {name}" in cli("solve", name, "--solver", "dispatch", "-o", "x.json").out
     assert cli("verify", "x.json", "--problem", name).code == 0
-    assert cli("bound", name).code == 0 and "cpsat" in cli("solvers", name).out.splitlines()
+    assert "cpsat" in cli("show", name).out
     assert cli("convert", name, f"{name}.jobshop.json").code == 0
     assert optsched.JobShop.read(f"{name}.jobshop.json") == optsched.JobShop.read(name)
-    for command in ("show", "plot", "trace", "verify"):
-        assert f"optsched solve {name} -o" in cli.refused(command, name)
+    for words in (("verify", name), ("show", name, "-o", "x.png")):
+        assert f"optsched solve {name} -o" in cli.refused(*words)
     Path(name).write_text("1 1\n0 7\n")
     assert optsched.JobShop.read(name).n_jobs == 1  # a file goes before the name
 
@@ -261,15 +262,14 @@ def test_verify(cli: Cli) -> None:
         assert all(line.startswith("error: ") for line in ran.err.splitlines())
 
 
-def test_plot_and_trace(cli: Cli) -> None:
-    """Default names come from the document's; other endings are refused."""
+def test_drawings(cli: Cli) -> None:
+    """The ending selects picture, page or trace; others are refused."""
     pytest.importorskip("matplotlib")
-    assert cli("plot", "plan.json").out == "wrote plan.png\n"
+    for name in ("plan.png", "x.html", "plan.perfetto.json"):
+        assert cli("show", "plan.json", "-o", name).out == f"wrote {name}\n"
     assert Path("plan.png").read_bytes().startswith(b"\x89PNG")
-    assert cli("plot", "plan.json", "--html", "x.html").out == "wrote x.html\n"
-    assert cli("trace", "plan.json").out == "wrote plan.trace.json\n"
-    assert json.loads(Path("plan.trace.json").read_text())["traceEvents"]
-    assert "expected a file ending in" in cli.refused("plot", "plan.json", "-o", "x.exe")
+    assert json.loads(Path("plan.perfetto.json").read_text())["traceEvents"]
+    assert "expected a file ending in" in cli.refused("show", "plan.json", "-o", "x.exe")
 
 
 def test_no_output_replaces_the_input_or_another(cli: Cli) -> None:
@@ -278,28 +278,26 @@ def test_no_output_replaces_the_input_or_another(cli: Cli) -> None:
     Path("link.txt").symlink_to("shop.txt")
     before = {path: path.read_bytes() for path in Path().iterdir()}
     for words in (
-        ("trace", "plan.json", "-o", "plan.json"), ("plot", "plan.json", "--html", "plan.json"),
-        ("plot", "plan.png", "-o", "plan.png"),
+        ("show", "plan.json", "-o", "plan.json"), ("show", "plan.png", "-o", "plan.png"),
         *(("solve", "shop.txt", "-o", output) for output in ("shop.txt", "./shop.txt", "link.txt")),
         *(("convert", "shop.txt", output) for output in ("shop.txt", "./shop.txt", "link.txt")),
     ):  # fmt: skip
         assert "is the file that is read; choose another name" in cli.refused(*words)
-    words = ("plot", "plan.json", "-o", "x.png", "--html", "x.png")
-    assert cli.refused(*words) == "x.png: is the name of two outputs; choose another one"
+    words = ("generate", "cluster", "-o", "x.json", "--state", "x.json")
+    assert cli.refused(*words) == "x.json: is the name of two outputs; choose another one"
     assert {path: path.read_bytes() for path in Path().iterdir()} == before
 
 
-@pytest.mark.parametrize("command", ["plot", "trace"])
-def test_cycles(cli: Cli, command: str) -> None:
+@pytest.mark.parametrize("output", ["x.png", "x.html", "x.json"])
+def test_cycles(cli: Cli, output: str) -> None:
     """Only a periodic schedule has some, from 1 to 100: else one sentence and no file."""
-    line = cli.refused(command, "plan.json", "--cycles", "2")
-    assert line == "cycles: plan.json has no period, it is drawn whole: leave --cycles out"
+    line = cli.refused("show", "plan.json", "--cycles", "2", "-o", output)
+    assert line == "cycles: only to draw a schedule with a period, with -o"
     equal_jobs(3, 2).write("rolling.json")
     for cycles in ("0", "-1", "101", "1000000000", "9" * 30):
-        line = cli.refused(command, "rolling.json", "--cycles", cycles)
+        line = cli.refused("show", "rolling.json", "--cycles", cycles, "-o", output)
         assert line == f"cycles: expected 1..100, got {cycles}"
-    assert cli(command, "rolling.json", "--cycles", "2").code == 0
-    assert cli("plot", "rolling.json", "--html", "x.html", "--cycles", "2").code == 0
+    assert cli("show", "rolling.json", "-o", output, "--cycles", "2").code == 0
 
 
 def test_show(cli: Cli) -> None:
@@ -350,13 +348,15 @@ def test_generate_refuses(cli: Cli, words: tuple[str, ...], message: str) -> Non
 
 def test_bound(cli: Cli) -> None:
     """Every bound by name, the best at the end."""
-    lines = dict(line.rsplit(None, 1) for line in cli("bound", "shop.txt").out.splitlines()[1:])
+    lines = dict(line.rsplit(None, 1) for line in cli("show", "shop.txt").out.splitlines()[3:-1])
     assert {"chain", "load", "one_machine", "carlier", "lower bound"} <= set(lines)
     values = [int(value) for name, value in lines.items() if name != "lower bound"]
     best = json.loads(cli("solve", "shop.txt", "--json").out)["objective"]
     assert int(lines["lower bound"]) == max(values) <= best
-    found = json.loads(cli("bound", "shop.txt", "--json").out)
-    assert list(found) == ["instance", "bounds", "lower_bound", "seconds"]
+    found = json.loads(cli("show", "shop.txt", "--json").out)
+    assert list(found) == [
+        "instance", "kind", "size", "bounds", "lower_bound", "seconds", "solvers"
+    ]  # fmt: skip
 
 
 # help
@@ -364,14 +364,24 @@ def test_bound(cli: Cli) -> None:
 
 def test_every_help_has_an_example(cli: Cli) -> None:
     """One command line that begins with the command's own name."""
-    from optsched.cli.app import COMMANDS, _command
+    from optsched.cli.app import COMMANDS, command
 
-    for name in COMMANDS:
-        command = _command(name)
-        found = {f"{name} {key}": one for key, one in getattr(command, "commands", {}).items()}
-        for words, one in (found if len(found) > 1 else {name: command}).items():
-            text = " ".join((one.help or "").split())
-            assert text.count(f"Example: optsched {words}") == 1, words
+    assert len({path.split()[0] for path in COMMANDS}) <= 14
+    for path in COMMANDS:
+        text = " ".join((command(path).help or "").split())
+        assert text.count(f"Example: optsched {path} ") == 1 or path == "warmup", path
+
+
+def test_former_names(cli: Cli) -> None:
+    """Each is refused in one line by a name that exists."""
+    from optsched.cli.app import COMMANDS, GROUPS, RENAMED
+
+    for name, new in RENAMED.items():
+        assert cli.refused(name, "x.json") == f"{name}: now `optsched {new}`"
+        assert new.partition(" FILE")[0] in {*COMMANDS, *GROUPS, "--version"}
+    assert "Did you mean 'simulate'" in cli("cluster", "simulat").err
+    assert cli("--version").out.strip() == optsched.__version__
+    assert "complete" in cli("--show-completion", "bash").out
 
 
 # warmup

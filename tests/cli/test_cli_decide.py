@@ -1,4 +1,4 @@
-"""`optsched decide` and `optsched manifest` as users and other programs call them."""
+"""`optsched cluster decide` and `manifest` as users and other programs call them."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def put(name: str, tree: Any) -> str:
 
 def test_an_answer(cli: Cli) -> None:
     """One JSON object on one line; from a file or stdin; options go before the state's settings."""
-    ran = cli("decide", put("s.json", STATE))
+    ran = cli("cluster", "decide", put("s.json", STATE))
     assert ran.code == 0 and ran.out.count("\n") == 1
     answer = json.loads(ran.out)
     board = answer["start"][0]
     assert answer["format"] == "optsched.decision/1" and answer["release"] == ["old"]
     assert board["task"] == "board" and list(board["agents"].values()) == [0]
     cli.feed(json.dumps(STATE))
-    assert cli("decide", "-").out == ran.out
-    kept = json.loads(cli("decide", "s.json", "--no-preemption").out)
+    assert cli("cluster", "decide", "-").out == ran.out
+    kept = json.loads(cli("cluster", "decide", "s.json", "--no-preemption").out)
     assert kept["release"] == [] and [row["task"] for row in kept["start"]] == ["board"]
     plain = {key: value for key, value in STATE.items() if key != "preemption"}
-    off = json.loads(cli("decide", put("s.json", plain)).out)
+    off = json.loads(cli("cluster", "decide", put("s.json", plain)).out)
     assert off["release"] == [], "off by default, as in Determined"
-    assert json.loads(cli("decide", "s.json", "--preemption").out) == answer
+    assert json.loads(cli("cluster", "decide", "s.json", "--preemption").out) == answer
     put("s.json", STATE)
-    shared = json.loads(cli("decide", "s.json", "--scheduler", "fair_share").out)
+    shared = json.loads(cli("cluster", "decide", "s.json", "--scheduler", "fair_share").out)
     assert [row["task"] for row in shared["start"]] == ["board", "small"]
     assert shared["start"][1] == {"task": "small", "agents": {"n2": 2}, "slots": 2}
 
@@ -65,7 +65,7 @@ def test_pools(cli: Cli) -> None:
         "tasks": [{"name": "x", "slots": 1}],
     }  # fmt: skip
     tree = {"format": "optsched.decide/1", "pools": [{**pool, "name": "gpu"}, other]}
-    answer = json.loads(cli("decide", put("p.json", tree)).out)
+    answer = json.loads(cli("cluster", "decide", put("p.json", tree)).out)
     assert answer["release"] == ["old"]
     assert [(row["task"], row["pool"]) for row in answer["start"]] == [
         ("board", "gpu"), ("x", "cpu"),
@@ -87,21 +87,23 @@ def test_pools(cli: Cli) -> None:
 def test_refused_states(cli: Cli, change: dict[str, Any], said: str) -> None:
     """One sentence with the file, the path and the value."""
     path = put("s.json", {**STATE, **change})
-    text = cli.refused("decide", path)
+    text = cli.refused("cluster", "decide", path)
     assert text.startswith("s.json: ") and said in text
 
 
 def test_refused_calls(cli: Cli) -> None:
     """No file, wrong words, no JSON."""
     put("s.json", STATE)
-    assert "give a file" in cli.refused("decide")
-    assert "no such file" in cli.refused("decide", "nowhere.json")
-    assert "scheduler: expected one of" in cli.refused("decide", "s.json", "--scheduler", "fifo")
-    assert "read from stdin" in cli.refused("decide", "s.json", "--stream")
+    assert "give a file" in cli.refused("cluster", "decide")
+    assert "no such file" in cli.refused("cluster", "decide", "nowhere.json")
+    assert "scheduler: expected one of" in cli.refused(
+        "cluster", "decide", "s.json", "--scheduler", "fifo"
+    )
+    assert "read from stdin" in cli.refused("cluster", "decide", "s.json", "--stream")
     cli.feed(b"\xff{")
-    assert "stdin:1: not a text file in UTF-8" in cli.refused("decide", "-")
+    assert "stdin:1: not a text file in UTF-8" in cli.refused("cluster", "decide", "-")
     twice = {"format": "optsched.decide/1", "pools": [{"agents": []}, {"agents": []}]}
-    assert 'duplicate name "default"' in cli.refused("decide", put("p.json", twice))
+    assert 'duplicate name "default"' in cli.refused("cluster", "decide", put("p.json", twice))
 
 
 def test_a_stream(cli: Cli) -> None:
@@ -111,7 +113,7 @@ def test_a_stream(cli: Cli) -> None:
         json.dumps({**STATE, "scheduler": "fair_share"}), '"text"', "\xff",
     ]  # fmt: skip
     cli.feed("\n".join(lines).encode("latin-1"))
-    ran = cli("decide", "--stream", "--no-preemption")
+    ran = cli("cluster", "decide", "--stream", "--no-preemption")
     answers = [json.loads(line) for line in ran.out.splitlines()]
     assert ran.code == 0 and len(answers) == 6
     assert answers[0]["id"] == 7 and answers[0]["release"] == []
@@ -139,7 +141,7 @@ def test_a_manifest_of_a_plan(cli: Cli) -> None:
         nodes=[8, 4, 1],
     )
     Path("q.json").write_bytes(quota_json.to_json(plan))
-    ran = cli("manifest", "q.json", "--gang", "podgroup", "--pin")
+    ran = cli("cluster", "manifest", "q.json", "--gang", "podgroup", "--pin")
     assert ran.code == 0 and ran.err == ""
     jobs = jobs_of(ran.out)
     assert set(jobs) == {"big", "one"}
@@ -151,9 +153,9 @@ def test_a_manifest_of_a_plan(cli: Cli) -> None:
     assert '"values": ["n0", "n1"]' in hosts
     result = optsched.solve(plan)
     result.schedule.write("q.schedule.json")  # type: ignore[union-attr]
-    given = cli("manifest", "q.json", "--schedule", "q.schedule.json", "--pin")
+    given = cli("cluster", "manifest", "q.json", "--schedule", "q.schedule.json", "--pin")
     assert given.out == ran.out
-    cli("manifest", "q.json", "-o", "m.json")
+    cli("cluster", "manifest", "q.json", "-o", "m.json")
     assert set(jobs_of(Path("m.json").read_text())) == {"big", "one"}
 
 
@@ -168,8 +170,8 @@ def test_a_manifest_of_a_decision(cli: Cli) -> None:
             {"name": "zero", "slots": 0, "group": "v"},
         ],
     }  # fmt: skip
-    Path("a.json").write_text(cli("decide", put("s.json", state)).out)
-    ran = cli("manifest", "a.json", "--gang", "podgroup", "--pin", "--image", "img:1",
+    Path("a.json").write_text(cli("cluster", "decide", put("s.json", state)).out)
+    ran = cli("cluster", "manifest", "a.json", "--gang", "podgroup", "--pin", "--image", "img:1",
               "--command", "python train.py --x '1 2'")  # fmt: skip
     jobs = jobs_of(ran.out)
     pod = jobs["wide"]["spec"]["template"]["spec"]
@@ -183,8 +185,8 @@ def test_a_manifest_of_a_decision(cli: Cli) -> None:
                if i["kind"] == "PriorityClass"}  # fmt: skip
     assert classes == {"optsched-98": 98, "optsched-2": 2}
     assert pod["priorityClassName"] == "optsched-98"
-    Path("a.json").write_text(cli("decide", put("s.json", STATE)).out)
-    ran = cli("manifest", "a.json")
+    Path("a.json").write_text(cli("cluster", "decide", put("s.json", STATE)).out)
+    ran = cli("cluster", "manifest", "a.json")
     assert ran.err == "note: to be released, so delete these jobs: old\n" and set(
         jobs_of(ran.out)
     ) == {"board"}
@@ -194,17 +196,23 @@ def test_refused_manifests(cli: Cli) -> None:
     """Files of other kinds, names, options that do not go together."""
     plan = optsched.QuotaPlan([optsched.QuotaJob("A_b", sizes=[1], utility=[1])], budget=2)
     Path("q.json").write_bytes(quota_json.to_json(plan))
-    assert 'job "A_b": "A_b" is not a Kubernetes name' in cli.refused("manifest", "q.json")
-    assert "format: expected optsched.quota/1" in cli.refused("manifest", put("s.json", STATE))
-    assert "command" in cli.refused("manifest", "q.json", "--command", "'")
+    assert 'job "A_b": "A_b" is not a Kubernetes name' in cli.refused(
+        "cluster", "manifest", "q.json"
+    )
+    assert "format: expected optsched.quota/1" in cli.refused(
+        "cluster", "manifest", put("s.json", STATE)
+    )
+    assert "command" in cli.refused("cluster", "manifest", "q.json", "--command", "'")
     good = optsched.QuotaPlan([optsched.QuotaJob("ab", sizes=[1], utility=[1])], budget=2)
     Path("q.json").write_bytes(quota_json.to_json(good))
-    assert "no nodes are chosen" in cli.refused("manifest", "q.json", "--pin")
-    assert "choose another name" in cli.refused("manifest", "q.json", "-o", "q.json")
-    assert "goes with a quota plan" in cli.refused("manifest", "plan.json", "--schedule", "q.json")
+    assert "no nodes are chosen" in cli.refused("cluster", "manifest", "q.json", "--pin")
+    assert "choose another name" in cli.refused("cluster", "manifest", "q.json", "-o", "q.json")
+    assert "goes with a quota plan" in cli.refused(
+        "cluster", "manifest", "plan.json", "--schedule", "q.json"
+    )
     never = optsched.QuotaPlan(
         [optsched.QuotaJob("ab", sizes=[4], utility=[1], must_run=True)], budget=2
     )
     Path("q.json").write_bytes(quota_json.to_json(never))
-    ran = cli("manifest", "q.json")
+    ran = cli("cluster", "manifest", "q.json")
     assert ran.code == 1 and ran.out == "" and "infeasible" in ran.err

@@ -1,4 +1,4 @@
-"""`optsched dispatch`, `optsched bandwidth` and `optsched generate cluster` as users call them."""
+"""`optsched gpus choose` and `bandwidth`, `optsched generate cluster` as users call them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def site(cli: Cli) -> Cli:
     header, *rows = Path("m.csv").read_text().splitlines()
     assert len(rows) == 493
     Path("m.csv").write_text("\n".join([header, *rows[::10]]) + "\n")
-    ran = cli("bandwidth", "fit", "--cluster", "c.json", "--measurements", "m.csv", "-o", "b.json")
+    ran = cli(
+        "gpus", "bandwidth", "fit", "--cluster", "c.json", "--measurements", "m.csv", "-o", "b.json"
+    )
     assert ran.code == 0 and "50 measurements of 50 patterns" in ran.out
     return cli
 
@@ -34,14 +36,14 @@ def site(cli: Cli) -> Cli:
 def stream(site: Cli, lines: list[str]) -> list[dict[str, Any]]:
     """Answers to the lines of a stream."""
     site.feed("".join(line + "\n" for line in lines))
-    ran = site("dispatch", "--cluster", "c.json", "--state", "s.json", "--stream")
+    ran = site("gpus", "choose", "--cluster", "c.json", "--state", "s.json", "--stream")
     assert ran.code == 0
     return [json.loads(line) for line in ran.out.splitlines()]
 
 
 def test_one_request(site: Cli) -> None:
     """GPUs on one line; JSON, explanation, hostfile; a schedule that verifies."""
-    given = ("dispatch", "--model", "b.json", "--state", "s.json", "--gpus", "6")
+    given = ("gpus", "choose", "--model", "b.json", "--state", "s.json", "--gpus", "6")
     plain = site(*given, "-o", "x.schedule.json")
     assert plain.code == 0
     cluster = Cluster.read("c.json")
@@ -86,7 +88,7 @@ def test_other_commands_know_choices(site: Cli) -> None:
     cluster = Cluster.read("c.json")
     state = ClusterState.read("s.json", cluster)
     optsched.GpuPlacement(state, BottleneckBandwidth(cluster), 9).write("p.subset.json")
-    ran = site("bound", "p.subset.json")
+    ran = site("show", "p.subset.json")
     assert ran.code == 0 and "best pattern" in ran.out and ran.out.count("GB/s") == 2
     assert "has one format only" in site.refused("convert", "p.subset.json", "x.schedule.json")
     site.patch.setattr("optsched.bench.run.missing_kernels", lambda tasks: [])
@@ -101,7 +103,7 @@ def test_other_commands_know_choices(site: Cli) -> None:
 
 def test_impossible(site: Cli) -> None:
     """No choice: exit code 1 and the rule; nothing is written."""
-    given = ("dispatch", "--model", "b.json", "--state", "s.json", "--gpus", "9")
+    given = ("gpus", "choose", "--model", "b.json", "--state", "s.json", "--gpus", "9")
     ran = site(*given, "--policy", "required=host", "-o", "y.json")
     assert ran.code == 1 and "required: requested 9 GPUs in one host" in ran.err
     assert not Path("y.json").exists()
@@ -118,7 +120,9 @@ def test_impossible(site: Cli) -> None:
 )
 def test_refused(site: Cli, words: tuple[str, ...], said: str) -> None:
     """One sentence with the field; exit code 2; no file."""
-    assert said in site.refused("dispatch", "--cluster", "c.json", "--state", "s.json", *words)
+    assert said in site.refused(
+        "gpus", "choose", "--cluster", "c.json", "--state", "s.json", *words
+    )
 
 
 BAD = {
@@ -202,28 +206,30 @@ def test_stream(site: Cli) -> None:
 
 def test_bandwidth_commands(site: Cli) -> None:
     """Check says how far measurements are off; plan writes a script; both refuse nonsense."""
-    ran = site("bandwidth", "check", "--model", "b.json", "--measurements", "m.csv")
+    ran = site("gpus", "bandwidth", "check", "--model", "b.json", "--measurements", "m.csv")
     assert ran.code == 0 and "off by 0.00% in the mean" in ran.out
-    site("bandwidth", "fit", "--cluster", "c.json", "-o", "prior.json")
-    ran = site("bandwidth", "check", "--model", "prior.json", "--measurements", "m.csv")
+    site("gpus", "bandwidth", "fit", "--cluster", "c.json", "-o", "prior.json")
+    ran = site("gpus", "bandwidth", "check", "--model", "prior.json", "--measurements", "m.csv")
     assert ran.code == 0 and "not measured before: 50 patterns" in ran.out
-    ran = site("bandwidth", "plan", "--model", "prior.json", "--budget", "3", "-o", "plan.sh")
+    ran = site(
+        "gpus", "bandwidth", "plan", "--model", "prior.json", "--budget", "3", "-o", "plan.sh"
+    )
     assert ran.code == 0 and "3 across" in ran.out
     assert Path("plan.sh").read_text().startswith("#!")
-    assert "expected one of them" in site.refused("bandwidth", "plan", "--budget", "3")
+    assert "expected one of them" in site.refused("gpus", "bandwidth", "plan", "--budget", "3")
 
 
 def test_no_output_replaces_what_is_read(site: Cli) -> None:
     """The state, the cluster, the model and measurements are as they were."""
     kept = {path.name: path.read_bytes() for path in Path().iterdir()}
-    once = ("dispatch", "--state", "s.json", "--cluster", "c.json", "--model", "b.json")
-    fit = ("bandwidth", "fit", "--cluster", "c.json", "--measurements", "m.csv")
+    once = ("gpus", "choose", "--state", "s.json", "--cluster", "c.json", "--model", "b.json")
+    fit = ("gpus", "bandwidth", "fit", "--cluster", "c.json", "--measurements", "m.csv")
     for words, name in (
         *(((*once, "--gpus", 4), name) for name in ("s.json", "c.json", "b.json")),
         (fit, "c.json"),
         (fit, "m.csv"),
-        (("bandwidth", "import", "m.csv"), "m.csv"),
-        (("bandwidth", "plan", "--model", "b.json"), "b.json"),
+        (("gpus", "bandwidth", "import", "m.csv"), "m.csv"),
+        (("gpus", "bandwidth", "plan", "--model", "b.json"), "b.json"),
     ):
         line = site.refused(*words, "-o", name)
         assert line == f"{name}: is the file that is read; choose another name"

@@ -1,4 +1,4 @@
-"""`optsched manifest`: answers that contradict themselves, pods that fit their nodes, stdin."""
+"""`optsched cluster manifest`: answers that contradict themselves, pods that fit, stdin."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ def answer(*, drop: str = "", **change: Any) -> str:
 )
 def test_refused_answers(cli: Cli, change: dict[str, Any], said: str) -> None:
     """The field, the rule and the value, and exit code 2."""
-    text = cli.refused("manifest", answer(**change))
+    text = cli.refused("cluster", "manifest", answer(**change))
     assert text.startswith("a.json: ") and said in text
 
 
 def test_pods_fit_the_nodes_they_are_pinned_to(cli: Cli) -> None:
     """With --pin pods divide what every node gives; without, equal pods may ask for more."""
-    loose = cli("manifest", answer(only={"agents": {"n1": 8}}), "--gpus-per-pod", "3")
+    loose = cli("cluster", "manifest", answer(only={"agents": {"n1": 8}}), "--gpus-per-pod", "3")
     assert loose.err == "note: job a: its equal pods need 1 GPUs beyond the quota\n"
-    tight = cli("manifest", "a.json", "--gpus-per-pod", "3", "--pin")
+    tight = cli("cluster", "manifest", "a.json", "--gpus-per-pod", "3", "--pin")
     (job,) = (item for item in json.loads(tight.out)["items"] if item["kind"] == "Job")
     assert tight.err == "" and job["spec"]["parallelism"] == 4
 
 
 def test_stdin(cli: Cli) -> None:
-    """What `optsched decide` prints can be piped."""
-    expected = cli("manifest", answer())
+    """What `optsched cluster decide` prints can be piped."""
+    expected = cli("cluster", "manifest", answer())
     cli.feed(Path("a.json").read_bytes())
-    assert cli("manifest", "-").out == expected.out
+    assert cli("cluster", "manifest", "-").out == expected.out
     cli.feed("{")
-    assert cli.refused("manifest", "-").startswith("stdin")
+    assert cli.refused("cluster", "manifest", "-").startswith("stdin")

@@ -42,10 +42,10 @@ def gpus() -> optsched.GpuPlacement:
 def shown(cli: Cli, file: str) -> tuple[str, str, dict[str, Any]]:
     """What `show` prints, the texts of the page, and the trace."""
     out = cli("show", file).out
-    assert cli("plot", file, "-o", "x.svg", "--html", "x.html").code == 0
+    assert cli("show", file, "-o", "x.html").code == 0
     page = re.search(r'"job_names":(\[.*?\])', Path("x.html").read_text())
     assert page
-    assert cli("trace", file, "-o", "t.json").code == 0
+    assert cli("show", file, "-o", "t.json").code == 0
     return out, json.loads(page[1]), json.loads(Path("t.json").read_text())
 
 

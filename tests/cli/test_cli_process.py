@@ -108,7 +108,7 @@ print(optsched.solve(shop, "dispatch", iterations=10**9, on_progress=interrupt).
 @pytest.mark.slow
 def test_reader_goes_away(cli: Cli) -> None:
     """`optsched show FILE | head -0`: no traceback, no complaint of the interpreter."""
-    for command in ("show", "verify", "solvers"):
+    for command in ("show", "verify"):
         process = start(command, "plan.json")
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()

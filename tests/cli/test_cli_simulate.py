@@ -1,4 +1,4 @@
-"""`optsched simulate` as users call it."""
+"""`optsched cluster simulate` as users call it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def site(cli: Cli) -> Cli:
 def test_every_named_policy(site: Cli) -> None:
     """Each runs by its name."""
     every = policies.names()
-    ran = site("simulate", "t.csv", "--policy", ",".join(every), "--nodes", "2x8", "--json")
+    ran = site(
+        "cluster", "simulate", "t.csv", "--policy", ",".join(every), "--nodes", "2x8", "--json"
+    )
     assert ran.code == 0, ran.err
     assert set(json.loads(ran.out)["runs"]) == set(every)
 
@@ -40,8 +42,8 @@ def test_every_named_policy(site: Cli) -> None:
 def test_several_policies_and_all_files(site: Cli) -> None:
     """One row each; histories that verify, metrics that read back, a page."""
     ran = site(
-        "simulate", "t.csv", "--policy", "fifo,sjf", "--policy", "srtf", "--nodes", "8,8,4",
-        "--restart", "40", "--estimate-error", "0.5", "--seed", "3",
+        "cluster", "simulate", "t.csv", "--policy", "fifo,sjf", "--policy", "srtf",
+        "--nodes", "8,8,4", "--restart", "40", "--estimate-error", "0.5", "--seed", "3",
         "-o", "h.schedule.json", "--metrics", "m.json", "--plot", "p.html",
     )  # fmt: skip
     assert ran.code == 0, ran.err
@@ -71,7 +73,7 @@ def test_policy_of_another_package(site: Cli, monkeypatch: pytest.MonkeyPatch) -
     shadow = EntryPoint("fifo", "toy_policies:Greedy", policies.GROUP)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [mine, broken, shadow])
     monkeypatch.syspath_prepend(Path(__file__).parent.parent / "cluster")
-    ran = site("simulate", "t.csv", "--policy", "mine,fifo", "--nodes", "2x8")
+    ran = site("cluster", "simulate", "t.csv", "--policy", "mine,fifo", "--nodes", "2x8")
     assert ran.code == 0, ran.err
     jobs, nodes = read_trace("t.csv"), Nodes(2, gpus=8)
     run = simulate(jobs, "mine", nodes)
@@ -87,7 +89,8 @@ def test_policy_of_another_package(site: Cli, monkeypatch: pytest.MonkeyPatch) -
 def test_variants_of_one_policy(site: Cli) -> None:
     """Options in the name tell them apart everywhere; they go before `--option`."""
     names = ["las:thresholds=[5,60],round=0", "las", "fifo"]
-    words = ("simulate", "t.csv", "--policy", ",".join(names), "--nodes", "2x8", "-o", "h.json")
+    words = ("cluster", "simulate", "t.csv", "--policy", ",".join(names), "--nodes", "2x8")
+    words = (*words, "-o", "h.json")
     ran = site(*words, "--option", "las.round=7", "--json")
     assert ran.code == 0, ran.err
     found = json.loads(ran.out)["runs"]
@@ -98,7 +101,7 @@ def test_variants_of_one_policy(site: Cli) -> None:
         ("las:rounds=0", r"no option 'rounds'; it has: gang, round, thresholds"),
         ("las:round=0,round=1", "each key once"), (":a=1", "expected NAME:KEY"),
     ]:  # fmt: skip
-        ran = site("simulate", "t.csv", "--policy", wrong, "--nodes", "2x8")
+        ran = site("cluster", "simulate", "t.csv", "--policy", wrong, "--nodes", "2x8")
         assert ran.code == 2 and message in ran.err, ran.err
 
 
@@ -113,7 +116,9 @@ def test_variants_of_one_policy(site: Cli) -> None:
 def test_workloads_and_settings(site: Cli, words: tuple[str, ...]) -> None:
     """Every kind of input runs, all jobs end, and the history verifies."""
     name = "fifo" if "entropy" not in words[0] else "elastic"
-    ran = site("simulate", *words, "--policy", name, "-o", "h.json", "--metrics", "m.json")
+    ran = site(
+        "cluster", "simulate", *words, "--policy", name, "-o", "h.json", "--metrics", "m.json"
+    )
     assert ran.code == 0, ran.err
     (run,) = json.loads(Path("m.json").read_bytes())["runs"].values()
     assert run["metrics"]["unfinished"] == 0
@@ -132,16 +137,18 @@ def test_packing(site: Cli) -> None:
     Path("pairs.csv").write_text("type_a,type_b,speed_a,speed_b\na,a,.9,.8\na,b,.9,.9\nb,b,.8,.8\n")
     Path("types.csv").write_text("type,memory,share_score\na,1,.5\nb,2,.5\n")
     words = ("--policy", "lucid", "--nodes", "1x8", "--packing", "pairs.csv,types.csv")
-    ran = site("simulate", "p.csv", *words, "-o", "h.json")
+    ran = site("cluster", "simulate", "p.csv", *words, "-o", "h.json")
     assert ran.code == 0, ran.err
     history = optsched.Schedule.read("h.json")
     assert history.n_resources == 16 and optsched.verify(history) == []
     assert (np.diff(history.op_resources.indptr) % 2).any(), "nobody has an odd half"
-    assert site("simulate", "p.csv", *words, "--metrics", "m.json").code == 0
+    assert site("cluster", "simulate", "p.csv", *words, "--metrics", "m.json").code == 0
     document = json.loads(Path("m.json").read_bytes())
     assert document["inputs"]["packing"] == ["pairs.csv", "types.csv"]
-    assert "not named" in site.refused("simulate", "p.csv", "--policy", "fifo", *words[2:])
-    assert "two files" in site.refused("simulate", "p.csv", *words[:-1], "pairs.csv")
+    assert "not named" in site.refused(
+        "cluster", "simulate", "p.csv", "--policy", "fifo", *words[2:]
+    )
+    assert "two files" in site.refused("cluster", "simulate", "p.csv", *words[:-1], "pairs.csv")
 
 
 BASE = ("t.csv", "--policy", "fifo", "--nodes", "2x8")
@@ -164,14 +171,14 @@ BAD_INPUT: list[tuple[tuple[Any, ...], str]] = [
 def test_bad_input(site: Cli) -> None:
     """Exit code 2, one sentence, no file."""
     for words, message in BAD_INPUT:
-        assert message in site.refused("simulate", *words)
+        assert message in site.refused("cluster", "simulate", *words)
 
 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
         ("job_id,submit_time_s,num_gpus,duration_s\na,0,1,-5\n", "bad.csv:2 .*duration_s"),
-        ("job_id,submit_time_s,num_gpus,duration_s,x\na,3,1,5,1\n", "optsched workload"),
+        ("job_id,submit_time_s,num_gpus,duration_s,x\na,3,1,5,1\n", "optsched cluster workload"),
     ],
 )
 def test_bad_traces(site: Cli, body: str, message: str) -> None:
@@ -179,10 +186,10 @@ def test_bad_traces(site: Cli, body: str, message: str) -> None:
     import re
 
     Path("bad.csv").write_text(body)
-    assert re.search(message, site.refused("simulate", "bad.csv", *BASE[1:]))
+    assert re.search(message, site.refused("cluster", "simulate", "bad.csv", *BASE[1:]))
     if message.startswith("optsched"):
-        assert site("workload", "bad.csv", "-o", "good.csv").code == 0
-        assert site("simulate", "good.csv", *BASE[1:]).code == 0
+        assert site("cluster", "workload", "bad.csv", "-o", "good.csv").code == 0
+        assert site("cluster", "simulate", "good.csv", *BASE[1:]).code == 0
 
 
 class Slow:
@@ -218,7 +225,7 @@ def interrupted(site: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
 def test_ctrl_c_keeps_what_is_there(interrupted: Cli) -> None:
     """Exit code 130; the policies that are done, and the part of the open one, are written."""
     ran = interrupted(
-        "simulate", "t.csv", "--policy", "fifo,las,sjf", "--nodes", "2x8",
+        "cluster", "simulate", "t.csv", "--policy", "fifo,las,sjf", "--nodes", "2x8",
         "--metrics", "m.json", "-o", "h.json", "--plot", "p.png",
     )  # fmt: skip
     assert ran.code == 130 and "interrupted" in ran.err
@@ -240,7 +247,7 @@ def test_from_now(cli: Cli) -> None:
         "job_id,submit_time_s,num_gpus,duration_s\na,0,8,4000\nb,100,4,9000\nc,200,8,1000\n"
     )
     Path("r.csv").write_text("job_id,start_s,nodes\na,0,n0:8\nb,150,n1:4\n")
-    base = ("simulate", "q.csv", "--policy", "fifo", "--nodes", "2x8")
+    base = ("cluster", "simulate", "q.csv", "--policy", "fifo", "--nodes", "2x8")
     now = (*base, "--running", "r.csv", "--now", "1000")
     ran = cli(*now, "--metrics", "m.json", "--plot", "r.html")
     assert ran.code == 0, ran.err

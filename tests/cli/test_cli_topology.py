@@ -1,4 +1,4 @@
-"""``optsched topology``: import, show and check, through the commands."""
+"""``optsched gpus topology``: import, show and check, through the commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def site(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
     return cli
 
 
-IMPORT = ("topology", "import", "--topo", "h=topo.txt", "--hosts", "n[01-04]=h", "-o", "c.json")
+IMPORT = (
+    *("gpus", "topology", "import", "--topo", "h=topo.txt"),
+    *("--hosts", "n[01-04]=h", "-o", "c.json"),
+)
 
 
 def test_import(site: Cli) -> None:
@@ -54,6 +57,7 @@ def test_import_of_nodes(site: Cli) -> None:
             "status": {"capacity": {"nvidia.com/gpu": "2"}}}  # fmt: skip
     Path("nodes.json").write_text(json.dumps({"kind": "List", "items": [node]}))
     words = (
+        "gpus",
         "topology",
         "import",
         "--domains",
@@ -80,7 +84,7 @@ def test_logs_of_pods(site: Cli) -> None:
         "   4096    1024  float   sum    -1  12.30   10.00  10.00      0  12.3  10.00  10.00\n"
     )
     Path("pods.txt").write_text("POD NODE\npod-a n01\npod-b n02\n")
-    words = ("bandwidth", "import", "run.log", "-o", "m.csv", "--host-map", "pods.txt")
+    words = ("gpus", "bandwidth", "import", "run.log", "-o", "m.csv", "--host-map", "pods.txt")
     ran = site(*words, "--payload", "4K")
     assert ran.code == 0 and ran.err.startswith("warning: run.log:1: the run is cut off")
     assert Path("m.csv").read_text().splitlines()[1] == "all_reduce,4096,2,1+1,n01:0 n02:0,10"
@@ -110,7 +114,7 @@ def test_show(site: Cli) -> None:
     hosts = [Host(f"n{i}", "[red]h", (f"rack{i // 3}",)) for i in range(6)]
     hosts.append(Host("big", "nvl72", ("rack9",)))
     Cluster(tuple(hosts), kinds, ("rack",), "lab[/]").write("c.json")
-    out = site("topology", "show", "c.json").out
+    out = site("gpus", "topology", "show", "c.json").out
     for text in ("lab[/]", "[red]h", "7 hosts, 84 GPUs", "1 NV4", "not measured", "by count, pair",
                  "72 x 50 GB/s", "rack", "rack9", "n0 .. n2", "n3 .. n5", "big"):  # fmt: skip
         assert text in out, (text, out)
@@ -120,18 +124,18 @@ def test_check(site: Cli) -> None:
     """Says what is in order, and what answers would have to guess."""
     cluster = synthetic.cluster("pcie", 2)
     cluster.write("c.json")
-    assert site("topology", "check", "c.json").out == "c.json: in order, 2 hosts, 16 GPUs\n"
+    assert site("gpus", "topology", "check", "c.json").out == "c.json: in order, 2 hosts, 16 GPUs\n"
     state: dict[str, Any] = {"format": "optsched.state/1", "free": "n01:0-5", "down": "n02",
                              "jobs": [{"name": "a", "gpus": "n01:6,7"}]}  # fmt: skip
     Path("s.json").write_text(json.dumps(state))
-    out = site("topology", "check", "c.json", "--state", "s.json").out.splitlines()
+    out = site("gpus", "topology", "check", "c.json", "--state", "s.json").out.splitlines()
     assert out[1:] == ["s.json: in order, 6 GPUs free, 2 held by 1 jobs, 8 down"]
     Path("s.json").write_text(json.dumps({**state, "down": ""}))
-    message = site.refused("topology", "check", "c.json", "--state", "s.json")
+    message = site.refused("gpus", "topology", "check", "c.json", "--state", "s.json")
     assert message.startswith("s.json: 8 GPUs are neither free")
     bare = (HostType("h", 2, nics=0), HostType("spare", 4))
     Cluster((Host("a", "h"), Host("b", "h")), bare).write("c.json")
-    notes = site("topology", "check", "c.json").out.splitlines()[1:]
+    notes = site("gpus", "topology", "check", "c.json").out.splitlines()[1:]
     assert [note.split(": ")[1:] for note in notes] == [
         ["types[h]", "no network cards", "nothing goes across hosts"],
         ["types[spare]", "no host is of this type"],

@@ -86,12 +86,12 @@ def test_generate_solve_and_bound(cli: Cli) -> None:
         assert cli("verify", "s.json").code == 0
         shown = cli("show", "s.json").out
         assert ("days" not in shown) and (" parts" in shown or objective == "makespan")
-        bound = json.loads(cli("bound", "p.json", "--json").out)
+        bound = json.loads(cli("show", "p.json", "--json").out)
         schedule = optsched.Schedule.read("s.json")
         assert bound["lower_bound"] <= QuotaPlan.read("p.json").evaluate(schedule)
-    listed = cli("solvers", "p.json").out
+    listed = cli("show", "p.json").out
     assert "quota" in listed
-    assert cli("solvers").out.count("\nquota ") == 1
+    assert cli("show").out.count("\nquota ") == 1
 
 
 def test_refusals(cli: Cli) -> None:
@@ -102,7 +102,7 @@ def test_refusals(cli: Cli) -> None:
     path.write_text(json.dumps({**DOCUMENTS["max_min"], "budget": 1}))
     assert "'a', 'b' must run" in cli("solve", "q.json", "-o", "s.json").out
     assert cli("solve", "q.json", "-o", "s.json").code == 1
-    assert cli("bound", "q.json").code == 1
+    assert cli("show", "q.json").code == 1
     path.write_text(json.dumps(DOCUMENTS["sum"]))
     for target in ("q2.json", "q.txt"):
         assert "one format only" in cli.refused("convert", "q.json", target)

@@ -1,4 +1,4 @@
-"""The documents of `optsched decide`: what is written is what is read."""
+"""The documents of `optsched cluster decide`: what is written is what is read."""
 
 from __future__ import annotations
 

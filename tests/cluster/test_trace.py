@@ -72,7 +72,11 @@ def test_options(tmp_path: Path) -> None:
         ("a,0,1,-5,,\n", {}, r't.csv:2 \(job "a"\): duration_s: expected a time > 0, got -5'),
         ("a,0,1,nan,,\n", {}, r't.csv:2 \(job "a"\): duration_s: expected seconds, got "nan"'),
         ("a,0,1,9007199254740993,,\n", {}, r"9007199254740993 s is beyond 2\^53 s"),
-        ("a,0,1,1.5,,\n", {}, r"1.5 s is not a whole number of s \(time_unit='ms'; optsched work"),
+        (
+            "a,0,1,1.5,,\n",
+            {},
+            r"1.5 s is not a whole number of s \(time_unit='ms'; optsched cluster work",
+        ),
         ("a,0,16777216,9007199254740992,,\n", {}, r"more work than 2\^62"),
         ("a,0,1,5,,k\nb,0,1,,,k\n", {}, "t.csv:3 .*duration_s: expected seconds, got nothing"),
         ("a,-1,1,5,,\n", {}, "submit_time_s: expected a time >= 0, got -1"),
@@ -102,7 +106,10 @@ def test_hostile_files(tmp_path: Path) -> None:
     for head, message in (
         ("\n\n", "the file is empty"),
         ("job_id,submit_time_s\n", '"num_gpus" is missing'),
-        ("job_id,submit_time_s,num_gpus,duration_s,x\n", 'unknown column "x" .*optsched workload'),
+        (
+            "job_id,submit_time_s,num_gpus,duration_s,x\n",
+            'unknown column "x" .*optsched cluster workload',
+        ),
         ("job_id,submit_time_s,num_gpus,job_id\n", '"job_id" appears twice'),
     ):
         with pytest.raises(InputError, match=message):

@@ -1,4 +1,4 @@
-"""`optsched elastic` as users call it."""
+"""`optsched cluster elastic` as users call it."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_all_outputs(cli: Cli) -> None:
     Path("own.py").write_text(LINEAR)
     Path("jobs.toml").write_text(THREE)
     ran = cli(
-        "elastic", "jobs.toml", "--slots", "2", "--policy", "elastic", "-o", "h.schedule.json",
-        "--metrics", "m.json", "--plot", "p.html", "--folder", "kept",
+        "cluster", "elastic", "jobs.toml", "--slots", "2", "--policy", "elastic",
+        "-o", "h.schedule.json", "--metrics", "m.json", "--plot", "p.html", "--folder", "kept",
         "--devices", "cpu,cpu",
     )  # fmt: skip
     assert ran.code == 1
@@ -72,7 +72,7 @@ def test_all_outputs(cli: Cli) -> None:
     page = Path("p.html").read_text()
     assert "<svg" in page and "elastic training" in page and "http:" not in page.split("<svg")[0]
     assert Path("kept/one/checkpoint.pt").exists()
-    error = cli.refused("elastic", "jobs.toml", "--slots", "2", "--folder", "kept")
+    error = cli.refused("cluster", "elastic", "jobs.toml", "--slots", "2", "--folder", "kept")
     assert "has a run in it" in error
 
 
@@ -89,7 +89,7 @@ def test_all_outputs(cli: Cli) -> None:
 def test_bad_jobs(cli: Cli, text: str, says: str) -> None:
     """One sentence, exit code 2, nothing started."""
     Path("jobs.toml").write_text(text)
-    assert says in cli.refused("elastic", "jobs.toml", "--slots", "2", "-o", "h.json")
+    assert says in cli.refused("cluster", "elastic", "jobs.toml", "--slots", "2", "-o", "h.json")
 
 
 BAD_OPTIONS: list[tuple[tuple[Any, ...], str]] = [
@@ -106,13 +106,13 @@ def test_bad_options(cli: Cli) -> None:
     """Before any worker is started."""
     for words, says in BAD_OPTIONS:
         Path("jobs.toml").write_text(table())
-        assert says in cli.refused("elastic", *words).replace("cpu or cuda:0", "cpu")
+        assert says in cli.refused("cluster", "elastic", *words).replace("cpu or cuda:0", "cpu")
 
 
 def test_interrupted(cli: Cli) -> None:
     """Ctrl-C: code 130, the results so far are written, and ``--resume`` continues."""
     Path("jobs.toml").write_text(table(passes="100000", data='{call = "digits", repeat = 3}'))
-    words = ("elastic", "jobs.toml", "--slots", "1", "--folder", "kept")
+    words = ("cluster", "elastic", "jobs.toml", "--slots", "1", "--folder", "kept")
     process = start(*words, "-o", "h.schedule.json", "--metrics", "m.json", "--plot", "p.html")
     assert process.stdout is not None
     next(line for line in process.stdout if re.search(r"pass [1-9]", line))

@@ -205,7 +205,7 @@ TABLES: dict[str, str] = {
         "Philly's log",
     "; Version: 2.2\n; Computer: x\n1 0 5 9 4 -1 -1 4 9 -1 1 3 1 -1 1 -1 -1 -1\n": "SWF",
     "1 0 5 9 4 -1 -1 4 9 -1 1 3 1 -1 1 -1 -1 -1\n": "SWF",
-    "job_id,submit_time_s,num_gpus,duration_s\n1,0,1,1\n": "a trace of optsched",
+    "job_id,submit_time_s,num_gpus,duration_s\n1,0,1,1\n": "a trace:",
 }  # fmt: skip
 
 
@@ -228,7 +228,7 @@ def test_known_tables(text: str, tmp_path: Path) -> None:
         log = attempt(lambda: import_trace(path, tmp_path / "t.csv"))
         assert not log or f"this looks like {TABLES[text]}" in log or "no jobs are left" in log
         trace = attempt(lambda: read_trace(path, Nodes(1, gpus=8)))
-        own = TABLES[text] == "a trace of optsched"
+        own = TABLES[text] == "a trace:"
         assert (own and not trace) or f"this looks like {TABLES[text]}" in trace
         shop = attempt(lambda: read_problem(path))
         assert shop and (text[:1] in "{[ R1" or f"this looks like {TABLES[text]}" in shop)

@@ -70,7 +70,7 @@ FILES: dict[str, tuple[str, str, str]] = {
     "CSV of labels": ("host,rack\nn1,r1\n", "domains", "a CSV of hosts and levels"),
     "CSV of measurements": (
         "op,payload_bytes,hosts,pattern,gpus,busbw_GBps\nreduce,8,2,2+1,,4.5\n", "measurements",
-        "measurements of `optsched bandwidth import`"),
+        "measurements of `optsched gpus bandwidth import`"),
     "state": ('{"format": "optsched.state/1", "free": "n1"}', "", r"optsched\.state"),
     "job shop": ("2 2\n0 5 1 7\n1 4 0 6\n", "", "an instance of a job shop"),
 }  # fmt: skip

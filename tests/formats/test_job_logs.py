@@ -323,15 +323,23 @@ def test_refused(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_command(cli: Cli) -> None:
     """A dump becomes a trace, the trace is simulated; a dump that is simulated names the way."""
     Path("dump.txt").write_text(sacct([*ONE, Sample("2", 70, 800, ((80, 0),))]))
-    ran = cli("workload", "dump.txt", "-o", "t.csv")
+    ran = cli("cluster", "workload", "dump.txt", "-o", "t.csv")
     assert (ran.code, ran.out.splitlines()) == (0, [
         "sacct: 1 of 2 jobs", "left out: 1 of 0 seconds (keep: 1 second)", "wrote t.csv",
     ])  # fmt: skip
-    assert cli("workload", "dump.txt", "-o", "t.csv", "--zero", "keep", "--from", "sacct").code == 0
-    assert cli("simulate", "t.csv", "--policy", "fifo", "--nodes", "1x8").code == 0
-    wrong = cli("simulate", "dump.txt", "--policy", "fifo", "--nodes", "1x8")
-    assert wrong.code == 2 and "`optsched workload` reads" in wrong.err
-    assert "format: expected one of" in cli("workload", "dump.txt", "-o", "x", "--from", "?").err
+    assert (
+        cli(
+            "cluster", "workload", "dump.txt", "-o", "t.csv", "--zero", "keep", "--from", "sacct"
+        ).code
+        == 0
+    )
+    assert cli("cluster", "simulate", "t.csv", "--policy", "fifo", "--nodes", "1x8").code == 0
+    wrong = cli("cluster", "simulate", "dump.txt", "--policy", "fifo", "--nodes", "1x8")
+    assert wrong.code == 2 and "`optsched cluster workload` reads" in wrong.err
+    assert (
+        "format: expected one of"
+        in cli("cluster", "workload", "dump.txt", "-o", "x", "--from", "?").err
+    )
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_the_format_of_the_page_is_installed(tmp_path: Path) -> None:
     assert back.stdout == "wrote again.words\n", back
     assert (tmp_path / "again.words").read_text() == block("text")
     (tmp_path / "bad.words").write_text("wordshop of saw\nsaw for ever\n")
-    bad = run(tmp_path, environment, "bound", "bad.words")
+    bad = run(tmp_path, environment, "show", "bad.words")
     assert bad.returncode == 2
     assert "bad.words:2: expected MACHINE for TIME, got 'saw for ever'" in bad.stderr
     late = optsched.JobShop([[(0, 1)]], time_unit="ms")
@@ -72,7 +72,7 @@ def test_the_format_of_the_page_is_installed(tmp_path: Path) -> None:
 
 
 def test_a_log_of_another_package(tmp_path: Path) -> None:
-    """A reader of kind `trace` is one of `optsched workload`, and none of `convert`."""
+    """A reader of kind `trace` is one of `optsched cluster workload`, and none of `convert`."""
     module = (
         "from decimal import Decimal\n"
         "from optsched.formats.job_logs import Run\n"
@@ -85,7 +85,9 @@ def test_a_log_of_another_package(tmp_path: Path) -> None:
     )
     environment = installed(tmp_path, "[optsched.formats]\nw = wordshop:READER\n", module)
     (tmp_path / "a.log").write_text("mylog\n2x60\n1x0\n")
-    made = run(tmp_path, environment, "workload", "a.log", "-o", "t.csv", "--zero", "keep")
+    made = run(
+        tmp_path, environment, "cluster", "workload", "a.log", "-o", "t.csv", "--zero", "keep"
+    )
     assert (made.returncode, made.stdout) == (0, "mylog: 2 of 2 jobs\nwrote t.csv\n"), made
     rows = (tmp_path / "t.csv").read_text().splitlines()[1:]
     assert rows == ["0,j1,2,60,,", "1,j2,1,1,,"]

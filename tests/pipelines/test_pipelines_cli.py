@@ -1,4 +1,4 @@
-"""`optsched pipeline`: one pipeline, all of them, files, refusals."""
+"""`optsched generate pipeline`: one pipeline, all of them, files, refusals."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ SMALL = ("--stages", 4, "--micro-batches", 8)
 def test_one_pipeline(cli: Cli) -> None:
     """Headline, devices, and a document that verifies and other commands take."""
     for name in pipelines.NAMES:
-        done = cli("pipeline", name, *SMALL, "-o", "x.schedule.json")
+        done = cli("generate", "pipeline", name, *SMALL, "-o", "x.schedule.json")
         assert done.code == 0, done.err
         assert "makespan" in done.out and name in done.out
         schedule = Schedule.read(cli.folder / "x.schedule.json")
         assert verify(schedule) == []
         assert schedule.provenance["pipeline"] == name
-    assert cli("pipeline", "gpipe", *SMALL, "-o", "x.schedule.json").code == 0
+    assert cli("generate", "pipeline", "gpipe", *SMALL, "-o", "x.schedule.json").code == 0
     assert cli("convert", "x.schedule.json", "x.csv").code == 0
     assert "0F0" in (cli.folder / "x.csv").read_text()
 
 
 def test_all_side_by_side(cli: Cli) -> None:
     """A line a pipeline; ZB-H2's bubble is gone as a period."""
-    assert all(name in cli("pipeline", "all", *SMALL).out for name in pipelines.NAMES)
-    done = cli("pipeline", "zb_h2", *SMALL, "--objective", "period")
+    assert all(name in cli("generate", "pipeline", "all", *SMALL).out for name in pipelines.NAMES)
+    done = cli("generate", "pipeline", "zb_h2", *SMALL, "--objective", "period")
     assert " 0.00 % " in done.out
-    done = cli("pipeline", "all", "--model", "bert_large", *SMALL, "--memory", "8GB",
+    done = cli("generate", "pipeline", "all", "--model", "bert_large", *SMALL, "--memory", "8GB",
                "--batch-size", 64)  # fmt: skip
     assert done.code == 0, done.err
     assert "too small" in done.out
@@ -53,7 +53,7 @@ def test_times_that_are_left_out(cli: Cli, given: dict[str, int], times: list[in
     words = [word for key, time in given.items() for word in (f"--{key}", time)]
     whole = [times[0], sum(times[1:])]
     for name, kinds, wanted in (("zb_h1", "FIW", times), ("gpipe", "FB", whole)):
-        assert cli("pipeline", name, *SMALL, *words, "-o", "x.schedule.json").code == 0
+        assert cli("generate", "pipeline", name, *SMALL, *words, "-o", "x.schedule.json").code == 0
         schedule = Schedule.read(cli.folder / "x.schedule.json")
         assert {*schedule.kind.tolist()} == {*kinds}
         for kind, time in zip(kinds, wanted, strict=True):
@@ -63,8 +63,8 @@ def test_times_that_are_left_out(cli: Cli, given: dict[str, int], times: list[in
 def test_a_file(cli: Cli) -> None:
     """A job array of one's own; what its layout does not allow is said in a table."""
     JobArray([[1] * 3], [[2] * 3], micro_batches=4).write(cli.folder / "x.jobarray.json")
-    assert " 18 µs " in cli("pipeline", "one_f_one_b", "x.jobarray.json").out
-    done = cli("pipeline", "all", "x.jobarray.json")
+    assert " 18 µs " in cli("generate", "pipeline", "one_f_one_b", "x.jobarray.json").out
+    done = cli("generate", "pipeline", "all", "x.jobarray.json")
     assert done.code == 0
     assert "needs weight blocks" in " ".join(done.out.split())
     assert "place=zigzag(devices," in done.out
@@ -72,8 +72,8 @@ def test_a_file(cli: Cli) -> None:
 
 def test_no_published_bubble_is_no_complaint(cli: Cli) -> None:
     """Blocks without time have none, which is no error of the user's."""
-    assert " = " not in cli("pipeline", "gpipe", *SMALL, "--forward", 0).out
-    assert " = " in cli("pipeline", "zb_h1", *SMALL, "--weight", 0).out
+    assert " = " not in cli("generate", "pipeline", "gpipe", *SMALL, "--forward", 0).out
+    assert " = " in cli("generate", "pipeline", "zb_h1", *SMALL, "--weight", 0).out
 
 
 REFUSED: list[tuple[list[object], str]] = [
@@ -89,4 +89,4 @@ REFUSED: list[tuple[list[object], str]] = [
 def test_refusals(cli: Cli) -> None:
     """One sentence, exit code 2, no file."""
     for words, message in REFUSED:
-        assert message in "error: " + cli.refused("pipeline", *words)
+        assert message in "error: " + cli.refused("generate", "pipeline", *words)

@@ -174,11 +174,11 @@ def test_command_measures_accuracy(cli: Any, tmp_path: Path) -> None:
     save_network(SlimResNet(10, (4, 8), 1, 3, 2, (0.5, 1.0)), tmp_path / "colour.pt")
     scene(12).replace(mmac=net.mmac(8)).write(tmp_path / "s.json")
     zeros = float((digits("test").y[:12] == 0).double().mean())
-    done = cli("serve-run", "s.json", "--network", "zero.pt", "--compare")
+    done = cli("slim", "run", "s.json", "--network", "zero.pt", "--compare")
     assert done.code == 0
     row = next(line.split() for line in done.out.splitlines() if "accuracy" in line)
     assert float(row[2]) == pytest.approx(100 * zeros, abs=0.01) != float(row[1])
-    words = ("serve-run", "s.json", "--network")
+    words = ("slim", "run", "s.json", "--network")
     said = cli.refused(*words, "colour.pt")
     assert "takes images of 3 channels, these have 1" in said
 

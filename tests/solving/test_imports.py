@@ -62,7 +62,7 @@ assert optsched.JobArray([[1]], [[2]]).lower_bound() == 3
         "import optsched.testing",
         PLAN,
         command("--help"),
-        command("version"),
+        command("--version"),
     ],
 )
 def test_nothing_heavy(code: str) -> None:

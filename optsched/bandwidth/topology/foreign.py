@@ -43,7 +43,7 @@ _KINDS: Final = {
     r"(?i)^(ClusterName|SlurmctldHost|NodeName|PartitionName) *=": "slurm.conf",
     r"(?i)^(SwitchName|BlockName) *=": "Slurm's topology.conf",
     r"^(- +|  )topology: ": "Slurm's topology.yaml", r"^PARTITION +AVAIL": "`sinfo`",
-    r"^op,payload_bytes,": "measurements of `optsched bandwidth import`",
+    r"^op,payload_bytes,": "measurements of `optsched gpus bandwidth import`",
     r"^host,": "a CSV of hosts and levels",
     r"\A\s*\d+[ \t]+\d+.*\n\s*\d+([ \t]+\d+)+\s*$": "an instance of a job shop",
 }  # fmt: skip

@@ -41,7 +41,7 @@ ORDER: Final = (*REQUIRED, "priority", "type", "sizes", "weight", "group", "pree
 _VALUES: Final = ("priority", "weight", "preemptible", "passes", "cpus_per_gpu",
                   "memory_per_gpu_gb")  # fmt: skip
 """Columns of a workload by the same name."""
-_WHOLE: Final = "whole GPUs in 0..2^24 (jobs that share a GPU: see optsched workload)"
+_WHOLE: Final = "whole GPUs in 0..2^24 (jobs that share a GPU: see optsched cluster workload)"
 _CELLS: Final[dict[type, tuple[Any, str]]] = {
     int: (list[Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]], "a whole number"),
     float: (list[float], "a number"),
@@ -182,7 +182,7 @@ class _Table:
             raise InputError(f"{path}: the file is empty; expected a header {','.join(ORDER[:6])}")
         place, header = rows.pop(0)
         known = () if ignore_columns else (*ORDER, *filter(_is_speed, header))
-        skip = " (ignore_columns=True skips it; optsched workload makes a trace of a log)"
+        skip = " (ignore_columns=True skips it; optsched cluster workload makes a trace of a log)"
         try:
             check_header(header, known if "job_id" in header else (), REQUIRED, place, skip)
         except InputError as error:
@@ -268,7 +268,7 @@ class _Table:
                 self.refuse(i, key, rule if value < least else beyond)
             if value != int(value):
                 finer = TIME_UNITS[max(TIME_UNITS.index(time_unit) - 1, 0)]
-                hint = f"(time_unit={finer!r}; optsched workload rounds)"
+                hint = f"(time_unit={finer!r}; optsched cluster workload rounds)"
                 self.refuse(i, key, f"{cell} s is not a whole number of {time_unit} {hint}")
             found.append(int(value))
         return np.array(found, np.int64)
@@ -341,13 +341,15 @@ def _cells_of_sizes(w: Workload) -> dict[str, Sequence[Any]]:
 # tables of others
 
 
+_READ: Final = ": `optsched cluster workload` reads it"
+
 _TABLES: Final = {
-    "submit_time_s duration_s num_gpus": "a trace of optsched: `optsched simulate` takes it",
-    "num_gpu submit_time iterations duration": "a Tiresias trace: `optsched workload` reads it",
-    "job_id submit_time start_time gpu_num": "a Helios log: `optsched workload` reads it",
-    "job_name inst_num start_time plan_gpu": "Alibaba's tasks (2020): `optsched workload` reads it",
-    "name num_gpu gpu_milli creation_time": "Alibaba's pods of 2023: `optsched workload` reads it",
-    "jobid submit start end": "a log of sacct: `optsched workload` reads that of sacct -P",
+    "submit_time_s duration_s num_gpus": "a trace: `optsched cluster simulate` takes it",
+    "num_gpu submit_time iterations duration": f"a Tiresias trace{_READ}",
+    "job_id submit_time start_time gpu_num": f"a Helios log{_READ}",
+    "job_name inst_num start_time plan_gpu": f"Alibaba's tasks (2020){_READ}",
+    "name num_gpu gpu_milli creation_time": f"Alibaba's pods of 2023{_READ}",
+    "jobid submit start end": f"a log of sacct (-P){_READ}",
 }
 """What a table is that has these columns, in small letters."""
 
@@ -355,8 +357,8 @@ _TEXTS: Final = {
     r"\s*jobid +\S+.*\n[ -]*-{3}": "sacct without -P: its columns are cut, use sacct -P",
     r"\s*\{\s*\"(?:meta|jobs)\"": "sacct --json: use sacct -P",
     r"\s*jobid +partition +name +user": "squeue, which has no ends of jobs: use sacct -P",
-    r"\s*\[\s*\{[^\[]*\"(?:attempts|jobid)\"": "Philly's log: `optsched workload` reads it",
-    r"; *(?:version|computer):|\s*([-.\d]+[ \t]+){17}[-\d]+\s*$": "SWF: use `optsched workload`",
+    r"\s*\[\s*\{[^\[]*\"(?:attempts|jobid)\"": f"Philly's log{_READ}",
+    r"; *(?:version|computer):|\s*([-.\d]+[ \t]+){17}[-\d]+\s*$": f"SWF{_READ}",
 }
 """What a text is that begins like this, in small letters."""
 

@@ -1,4 +1,4 @@
-"""``optsched verify``, ``plot`` and ``trace`` of finished schedules."""
+"""``optsched verify``."""
 
 from __future__ import annotations
 
@@ -11,25 +11,16 @@ import optsched
 from optsched.cli import say
 from optsched.cli.options import (
     Objective,
-    OptionalOutput,
-    ScheduleFile,
     argument,
     option,
     with_objective,
 )
-from optsched.cli.output import wrote
 from optsched.errors import InputError
-from optsched.formats import perfetto
 from optsched.formats.read_problem import read_problem
-from optsched.io.files import check_outputs
 from optsched.io.text import one_line
 from optsched.model.objectives import objective_name, objective_value
 from optsched.model.schedule import Schedule
 from optsched.problems.jobshop import published
-
-Cycles = Annotated[
-    int | None, option("Cycles of a periodic schedule [default: 3].", show_default=False)
-]
 
 
 def verify(
@@ -50,7 +41,7 @@ def verify(
     codes = {0}
     for file in files:
         try:
-            schedule = scheduled(file)
+            schedule = _scheduled(file)
         except InputError as error:
             say(f"error: {error}")
             codes.add(2)
@@ -66,55 +57,7 @@ def verify(
         raise typer.Exit(code)
 
 
-def plot(
-    file: ScheduleFile,
-    output: Annotated[Path | None, option(".png, .svg or .pdf.", "-o", "--output")] = None,
-    html: Annotated[Path | None, option("Self-contained interactive page.")] = None,
-    cycles: Cycles = None,
-    pareto: Annotated[str | None, option("Of serve-bench, by measures accuracy,p99_ms.")] = None,
-) -> None:
-    """Draw a Gantt chart, or the Pareto front of routers [default: FILE with the suffix .png].
-
-    Example: optsched plot plan.schedule.json -o plan.svg --html plan.html
-    """
-    from optsched.plots.picture import suffix_of
-
-    if output is None and html is None:
-        output = _beside(file, ".png")
-    check_outputs([output, html], [file])
-    if output is not None:
-        suffix_of(output)
-    if pareto is not None:
-        from optsched.plots import front
-
-        if cycles is not None:
-            raise InputError("cycles: goes with a schedule, not with --pareto")
-        points, (x, _, y) = front.read_points(file), pareto.partition(",")
-        wrote(output, lambda path: front.pareto(points, path, x=x, y=y))
-        wrote(html, lambda path: front.pareto(points, path, x=x, y=y))
-        return
-    from optsched.plots import gantt
-    from optsched.plots.html import write as write_html
-
-    schedule = scheduled(file)
-    number = _cycles(file, schedule, cycles)
-    wrote(output, lambda path: gantt(schedule, path, cycles=number))
-    wrote(html, lambda path: write_html(schedule, path, cycles=number))
-
-
-def trace(file: ScheduleFile, output: OptionalOutput = None, cycles: Cycles = None) -> None:
-    """Write a trace for ui.perfetto.dev or chrome://tracing [default: FILE with .trace.json].
-
-    Example: optsched trace plan.schedule.json -o plan.trace.json
-    """
-    path = output or _beside(file, ".trace.json")
-    check_outputs([path], [file])
-    schedule = scheduled(file)
-    number = _cycles(file, schedule, cycles)
-    wrote(path, lambda path: perfetto.write(schedule, path, cycles=number))
-
-
-def scheduled(file: Path) -> Schedule:
+def _scheduled(file: Path) -> Schedule:
     """Read a schedule; `InputError` for an instance without orders and starts."""
     if published.is_name(str(file)):
         raise InputError(
@@ -142,17 +85,3 @@ def _verdict(schedule: Schedule, violations: int, instance: Path | None) -> str:
         f"{right}, {schedule.n_operations} operations on {schedule.n_resources} "
         f"resources, {kind} {f'{value} {schedule.time_unit}'.rstrip()}{unknown}"
     )
-
-
-def _cycles(file: Path, schedule: Schedule, cycles: int | None) -> int:
-    """Return the number of cycles to draw; `InputError` for a schedule without a period."""
-    if cycles is not None and schedule.period is None:
-        raise InputError(f"cycles: {file} has no period, it is drawn whole: leave --cycles out")
-    return 3 if cycles is None else cycles
-
-
-def _beside(file: Path, suffix: str) -> Path:
-    """Return the file's name with another ending: x.schedule.json -> x.png."""
-    name = file.name or "schedule"  # a folder is refused by the reader
-    name = name.removesuffix(".json").removesuffix(".schedule")
-    return file.parent / (name + suffix)

@@ -1,4 +1,4 @@
-"""``optsched serve-...``: scenarios, plans, routers and simulations of serving."""
+"""``optsched slim``: scenarios, plans, routers and simulations of serving."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from optsched.cli.options import OptionalOutput, Output, Seed, argument, option, words
-from optsched.cli.output import facts, wrote
+from optsched.cli.options import OptionalOutput, Output, ReportFile, Seed, argument, option, words
+from optsched.cli.output import check_picture, facts, wrote
 from optsched.errors import InputError
 from optsched.io.files import check_outputs
 from optsched.io.strict_json import indented
-from optsched.serving.log_check import check
+from optsched.plots.picture import PICTURES
 from optsched.serving.plan import plan_instances, plan_of
 from optsched.serving.routers import FORMS, router_of
 from optsched.serving.scenario import Scenario
@@ -36,7 +36,7 @@ ROUTERS = ("random/random/0", "random/round_robin/0", "static:0,1,2,3/jsed/8", "
         "backlog:6ms/power_of_two/8", "marginal")  # fmt: skip
 
 
-def serve_make(
+def make(
     output: Output,
     name: Annotated[str, option("cluster-3gpu or cluster-3gpu-wifi.")] = "cluster-3gpu",
     rate: Rate = 2500.0,
@@ -47,7 +47,7 @@ def serve_make(
 ) -> None:
     """Make a scenario: a reference cluster and generated or recorded arrivals.
 
-    Example: optsched serve-make --rate 2500 --burst 3 -o s.json
+    Example: optsched slim make --rate 2500 --burst 3 -o s.json
     """
     check_outputs([output], [arrivals])
     given = {} if arrivals is None else {"arrival_ms": read_arrivals(arrivals)}
@@ -57,14 +57,14 @@ def serve_make(
     wrote(output, scenario.write, f": {scenario.n_requests} requests, {scenario.rate:.0f}/s")
 
 
-def serve_plan(
+def plan(
     file: ScenarioFile,
     output: OptionalOutput = None,
     headroom: Annotated[float, option("Times the trace's mean rate.")] = 3.0,
 ) -> None:
     """Choose the resident instances of every server, to proven optimality.
 
-    Example: optsched serve-plan s.json -o plan.json
+    Example: optsched slim plan s.json -o plan.json
     """
     check_outputs([output], [file])
     scenario = Scenario.read(file)
@@ -76,7 +76,7 @@ def serve_plan(
     wrote(output, lambda path: plan.write(path, scenario))
 
 
-def serve_sim(
+def simulate(
     file: ScenarioFile,
     router: RouterSpec = "marginal",
     plan: PlanOption = "auto",
@@ -86,7 +86,7 @@ def serve_sim(
 ) -> None:
     """Simulate a router on a scenario and print the summary.
 
-    Example: optsched serve-sim s.json --router backlog:6ms/jsed/8 --log log.json
+    Example: optsched slim simulate s.json --router backlog:6ms/jsed/8 --log log.json
     """
     from optsched.serving.simulator import simulate
 
@@ -99,10 +99,10 @@ def serve_sim(
     facts(summary_rows(run.summary), 18)
 
 
-def serve_check(file: ScenarioFile, log: LogFile) -> None:
+def check(file: ScenarioFile, log: LogFile) -> None:
     """Check a log independently of the simulator; exit code 1 on violations.
 
-    Example: optsched serve-check s.json log.json
+    Example: optsched slim check s.json log.json
     """
     violations = check(Scenario.read(file), log)
     for violation in violations:
@@ -112,24 +112,26 @@ def serve_check(file: ScenarioFile, log: LogFile) -> None:
         raise typer.Exit(1)
 
 
-def serve_bench(
+def bench(
     output: Annotated[Path, option("Write all points here.", "-o", "--out")],
     loads: Annotated[
         str, option("RATE or RATExBURST, separated by commas.")
     ] = "2500x3,4500x2.5,2500,4500",
-    routers: Annotated[list[str] | None, option("As of serve-sim; repeat.")] = None,
+    routers: Annotated[list[str] | None, option("As of `slim simulate`; repeat.")] = None,
     seeds: Annotated[int, option("Traces a load.", min=1)] = 16,
     seconds: Seconds = 8.0,
     plan: PlanOption = "auto",
+    plot: ReportFile = None,
 ) -> None:
     """Compare routers on the same traces, with 95 % intervals over seeds.
 
-    Example: optsched serve-bench --loads 2500x3,4500 --seeds 4 -o bench.json
+    Example: optsched slim bench --loads 2500x3,4500 --seeds 4 -o bench.json
     """
     from optsched.serving.simulator import compare
 
     policies = [spec.partition(":")[2] for spec in routers or () if spec.startswith("policy:")]
-    check_outputs([output], [*map(Path, policies), *_files(plan)])
+    check_picture(plot, (*PICTURES, ".html"))
+    check_outputs([output, plot], [*map(Path, policies), *_files(plan)])
     chosen = {spec: router_of(spec) for spec in routers or ROUTERS}
     cases = [(name, *_load(name)) for name in words("loads", [loads])]
     plans = [
@@ -147,7 +149,11 @@ def serve_bench(
             make, chosen, seeds=range(seeds), plan=resident, load=name, on_point=_print_point
         )
     document = {"format": "optsched.serving-bench/1", "points": points}
-    wrote(output, indented(document), f"; optsched plot {output} --pareto accuracy,p99_ms draws it")
+    wrote(output, indented(document))
+    if plot is not None:
+        from optsched.plots.front import pareto
+
+        wrote(plot, lambda path: pareto(points, path))
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""``optsched slim-train``, ``serve-train``, ``-profile``, ``-run`` (extras serving, ppo)."""
+"""``optsched slim train``, ``train-router``, ``profile``, ``run`` (extras serving, ppo)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
-from optsched.cli import serve
+from optsched.cli import slim
 from optsched.cli.options import Output, Seed, argument, option
 from optsched.cli.output import facts, lines_of, wrote
 from optsched.cli.progress import Bar
@@ -24,7 +24,7 @@ from optsched.serving.workload import arrivals, reference
 if TYPE_CHECKING:
     from optsched.serving.log import Summary
 
-Network = Annotated[Path, option("What `optsched slim-train` wrote.")]
+Network = Annotated[Path, option("What `optsched slim train` wrote.")]
 Folder = Annotated[
     Path | None, option("Folder of CIFAR-100's files [default: scikit-learn's digits].")
 ]
@@ -34,7 +34,7 @@ Side = Annotated[
 ]
 
 
-def slim_train(
+def train(
     output: Output,
     path: Folder = None,
     side: Side = None,
@@ -44,7 +44,7 @@ def slim_train(
 ) -> None:
     """Train a slimmable network over random tuples of widths, and measure every tuple.
 
-    Example: optsched slim-train --epochs 12 -o net.pt --accuracy accuracy.json
+    Example: optsched slim train --epochs 12 -o net.pt --accuracy accuracy.json
     """
     check_outputs([output, accuracy])
     from optsched.serving import network
@@ -72,18 +72,18 @@ def slim_train(
     wrote(accuracy, indented(table))
 
 
-def serve_train(
+def train_router(
     output: Output,
     file: Annotated[Path | None, argument("Scenario [default: 2500/s in bursts].")] = None,
     mode: Annotated[str, option("flow (the objective itself), paper or paper-relaxed.")] = "flow",
     decisions: Annotated[int, option("To learn from.", min=1)] = 3_000_000,
     seed: Seed = 0,
-    plan: serve.PlanOption = "auto",
+    plan: slim.PlanOption = "auto",
     curve: Annotated[Path | None, option("Write the curve here (JSON lines).")] = None,
 ) -> None:
     """Train a router by PPO; Ctrl-C keeps the best policy so far.
 
-    Example: optsched serve-train s.json --decisions 600000 -o policy.npz
+    Example: optsched slim train-router s.json --decisions 600000 -o policy.npz
     """
     check_outputs([output, curve], [file])
 
@@ -100,24 +100,24 @@ def serve_train(
         scenario, mode, decisions=decisions, seed=seed, progress=report,
         plan=plan_of(make(0) if file is None else scenario, plan),
     )  # fmt: skip
-    wrote(output, policy.save, f"; optsched serve-sim --router policy:{output}")
+    wrote(output, policy.save, f"; optsched slim simulate --router policy:{output}")
     wrote(curve, lines_of(rows))
 
 
-def serve_profile(
+def profile(
     network: Network,
     output: Output,
-    accuracy: Annotated[Path, option("What slim-train --accuracy wrote.")],
+    accuracy: Annotated[Path, option("What `slim train --accuracy` wrote.")],
     devices: Annotated[str, option("Of the servers, such as cpu,cpu or cuda:0.")] = "cpu,cpu",
     side: Side = None,
-    rate: serve.Rate = 60.0,
-    burst: serve.Burst = 1.0,
-    seconds: serve.Seconds = 20.0,
+    rate: slim.Rate = 60.0,
+    burst: slim.Burst = 1.0,
+    seconds: slim.Seconds = 20.0,
     seed: Seed = 0,
 ) -> None:
     """Measure a network on this machine's devices, and make a scenario of it.
 
-    Example: optsched serve-profile --network net.pt --accuracy accuracy.json -o local.json
+    Example: optsched slim profile --network net.pt --accuracy accuracy.json -o local.json
     """
     check_outputs([output], [network, accuracy])
     table = decode(parse(read_text(accuracy), str(accuracy)), dict[str, float], str(accuracy))
@@ -147,11 +147,11 @@ def serve_profile(
     wrote(output, scenario.write, f": {scenario.n_requests} requests")
 
 
-def serve_run(
-    file: serve.ScenarioFile,
+def run(
+    file: slim.ScenarioFile,
     network: Network,
-    router: serve.RouterSpec = "marginal",
-    plan: serve.PlanOption = "auto",
+    router: slim.RouterSpec = "marginal",
+    plan: slim.PlanOption = "auto",
     seed: Seed = 0,
     compare: Annotated[bool, option("Simulate it too.", "--compare")] = False,
     log: Annotated[Path | None, option("Write the log here.")] = None,
@@ -165,7 +165,7 @@ def serve_run(
     Images have the side at which the scenario was profiled. The accuracy is that of the network's
     outputs on these images.
 
-    Example: optsched serve-run local.json --network net.pt --compare
+    Example: optsched slim run local.json --network net.pt --compare
     """
     check_outputs([log], [file, network])
     scenario = Scenario.read(file)
@@ -203,7 +203,7 @@ def serve_run(
             write_atomic(log, run.log.to_json())
     measured = replace(run.summary, accuracy=run.accuracy(labels))
     if simulated is None:
-        facts(serve.summary_rows(measured), 18)
+        facts(slim.summary_rows(measured), 18)
     else:
         _print_errors(simulated.summary, measured)
 
