@@ -185,6 +185,23 @@ def plan(
     return Plan(snapshot, tuple(found), policy, planner.bound, planner.state, known.assumed)
 
 
+def start_one(
+    snapshot: ClusterSnapshot,
+    job: PlanJob,
+    model: BandwidthModel,
+    dispatchers: dict[Policy, Dispatcher] | None = None,
+) -> Verdict:
+    """Decide whether one request starts now, ahead of all that wait, by the rules of `plan`.
+
+    A caller with many requests passes the same `dispatchers` each time.
+    """
+    planner = _Planner(Counts(snapshot), model)
+    if dispatchers is not None:
+        planner.dispatchers = dispatchers
+    planner._start(job)
+    return planner.started.get(job.name) or planner.reason(job)
+
+
 @dataclass
 class _Planner:
     """The state while requests are placed one after the other."""

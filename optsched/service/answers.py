@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -19,6 +19,9 @@ from optsched.errors import (
 from optsched.io.files import decode_text
 from optsched.io.strict_json import decode, parse, without_collector
 from optsched.service.requests import QUERIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 T = TypeVar("T")
 
@@ -90,18 +93,35 @@ def answer(name: str, data: bytes, limit: float) -> Reply:
     limit
         Most seconds that a body may ask for, and those of a body without a number.
     """
+    query = QUERIES[name]
+
+    def call(tree: Any) -> Any:
+        if isinstance(tree, dict) and "time_limit" in query.body.__struct_fields__:
+            given = tree.setdefault("time_limit", min(10.0, limit))
+            if type(given) in (int, float) and given > limit:
+                raise InputError(f"time_limit: expected seconds <= {limit:g}, got {given!r:.60}")
+        return query.answer(tree, "body")
+
+    return replied(call, data, name)
+
+
+def replied(call: Callable[[Any], Any], data: bytes, name: str) -> Reply:
+    """Return what a function answers to a parsed body, or the refusal of its exception.
+
+    Parameters
+    ----------
+    call
+        Its answer is encoded as JSON.
+    data
+        The body.
+    name
+        Schema of the body, for messages.
+    """
     tree: Any = None
     try:
         with without_collector():
             tree = read_tree(data)
-            query = QUERIES[name]
-            if isinstance(tree, dict) and "time_limit" in query.body.__struct_fields__:
-                given = tree.setdefault("time_limit", min(10.0, limit))
-                if type(given) in (int, float) and given > limit:
-                    raise InputError(
-                        f"time_limit: expected seconds <= {limit:g}, got {given!r:.60}"
-                    )
-            return Reply(200, msgspec.json.encode(query.answer(tree, "body")))
+            return Reply(200, msgspec.json.encode(call(tree)))
     except Infeasible as error:
         return _explained(409, error, tree, data, name)
     except (CyclicOrder, InputError, UnsupportedProblem, MissingExtra, RecursionError) as error:

@@ -285,10 +285,10 @@ def from_kubernetes(
             spaces.add(pod.metadata.namespace)
             node_name, ended = pod.spec.node_name, pod.status.phase in ("Succeeded", "Failed")
             if node_name in times and not ended:
-                units = _requested(pod, f"{place} (pod {pod.metadata.name:.60})")
+                units = requested_gpus(pod, f"{place} (pod {pod.metadata.name:.60})")
                 if times[node_name] > 1:  # shares of GPUs, each perhaps of another one
                     units = min(units, len(usage.owner[node_name]) - usage.held(node_name))
-                usage.hold(node_name, _gang(pod), (), units)
+                usage.hold(node_name, gang_name(pod), (), units)
                 claims += [pod.metadata.name] * bool(pod.spec.resource_claims)
     if not spaces:
         raise InputError(f"{file}: has no pods: print `kubectl get nodes,pods -A -o json`")
@@ -336,7 +336,7 @@ def _items(given: Any, file: str) -> list[tuple[str, str, Any]]:
     return found
 
 
-def _requested(pod: Item, place: str) -> int:
+def requested_gpus(pod: Item, place: str) -> int:
     """GPUs of a pod: of its containers and sidecars, or of one before them and sidecars so far."""
 
     def amount(one: _Container) -> int:
@@ -351,8 +351,8 @@ def _requested(pod: Item, place: str) -> int:
     return max(most, sidecars + sum(map(amount, pod.spec.containers)))
 
 
-def _gang(pod: Item) -> str:
-    """``namespace/name`` of the job that the pod is part of, else of the pod."""
+def gang_name(pod: Item) -> str:
+    """Return ``namespace/name`` of the job that the pod is part of, else of the pod."""
     data = pod.metadata
     texts = data.annotations | data.labels
     name = next((texts[key] for key in _GANGS if texts.get(key)), "")
