@@ -78,8 +78,13 @@ def unpack_arrays(content: bytes, name: str, most: int) -> dict[str, Any]:
         raise InputError(f"{name}: is not a file of arrays as this optsched writes it") from None
 
 
-def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
-    """Write a file atomically: to a temporary file beside it, then rename."""
+def write_atomic(
+    path: str | os.PathLike[str], data: bytes | str, *, durable: bool = False
+) -> None:
+    """Write a file atomically: to a temporary file beside it, then rename.
+
+    `durable`: both are on the disk on return, so that they survive a power failure.
+    """
     content = data.encode() if isinstance(data, str) else data
     check_writable(path)
     try:
@@ -93,13 +98,26 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str) -> None:
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
         os.chmod(temporary, _mode(target))
         os.replace(temporary, target)
+        if durable:
+            _sync_folder(target.parent)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise InputError(f"{path}: cannot be written ({_reason(error)})") from None
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

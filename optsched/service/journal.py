@@ -1,0 +1,170 @@
+"""Append-only file of checksummed lines; what `Journal.append` has accepted survives a kill.
+
+A line is eight hexadecimal digits, a space and JSON. The digits are the CRC-32 of the JSON,
+continued from the line before, so that a missing, moved or changed line is found. A line is
+written once the line before is on the disk: only the last one can be incomplete after a crash.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import zlib
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from optsched.errors import InputError, OptschedError
+from optsched.io.files import read_bytes, write_atomic
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FORMER: Final = ".former"
+"""Ending of the name of the file before the last `Journal.restart`."""
+
+_sync = getattr(os, "fdatasync", os.fsync)
+_log = logging.getLogger(__name__)
+
+
+class StorageError(OptschedError):
+    """The disk is full, read-only or broken: a change was refused, memory is as before."""
+
+
+class Journal:
+    """An open journal.
+
+    Parameters
+    ----------
+    path
+        The file.
+    size, crc
+        Bytes and checksum of its complete lines; bytes behind them are removed.
+    """
+
+    def __init__(self, path: Path, size: int, crc: int) -> None:
+        self.path, self._size, self._crc = path, size, crc
+        self._uncertain = False
+        """Whether bytes of a failed write may follow the last accepted line."""
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_APPEND)
+            if (left := os.fstat(self._file).st_size - size) > 0:
+                _log.warning("%s: removed an incomplete last line of %d bytes", path, left)
+                os.ftruncate(self._file, size)
+                os.fsync(self._file)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+
+    @classmethod
+    def open(cls, path: Path) -> tuple[Journal, list[bytes]]:
+        """Open a file and return the contents of its lines; remove an incomplete last line.
+
+        Raises
+        ------
+        InputError
+            The file cannot be read, or is damaged before its last line.
+        """
+        lines, size, crc = _scan(path)
+        return cls(path, size, crc), lines
+
+    @classmethod
+    def create(cls, path: Path, content: bytes) -> Journal:
+        """Write a journal of one line, all of it or nothing; an existing file is replaced."""
+        line, crc = _line(content, 0)
+        try:
+            write_atomic(path, line, durable=True)
+            return cls(path, len(line), crc)
+        except InputError as error:
+            raise StorageError(str(error)) from None
+
+    def append(self, content: bytes) -> None:
+        """Write one line and wait until it is on the disk.
+
+        Raises
+        ------
+        StorageError
+            The line is not accepted. If the process is killed before the next success, the file
+            may have it all the same.
+        """
+        line, crc = _line(content, self._crc)
+        try:
+            if self._uncertain:
+                os.ftruncate(self._file, self._size)
+            self._uncertain = True
+            left = memoryview(line)
+            while left:
+                left = left[os.write(self._file, left) :]
+            _sync(self._file)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._file, self._size)
+            raise StorageError(f"{self.path}: cannot be written ({error.strerror})") from None
+        self._uncertain = False
+        self._size += len(line)
+        self._crc = crc
+
+    def restart(self, content: bytes) -> Journal:
+        """Return a new journal of one line under the same name; keep this file as ``.former``.
+
+        The name always stands for one of the two complete files. After a `StorageError` this
+        journal is still open.
+        """
+        former = self.path.with_name(self.path.name + FORMER)
+        link = former.with_name(former.name + ".tmp")
+        try:
+            link.unlink(missing_ok=True)
+            os.link(self.path, link)
+            os.replace(link, former)
+        except OSError as error:
+            raise StorageError(f"{former}: cannot be written ({error.strerror})") from None
+        new = Journal.create(self.path, content)
+        self.close()
+        return new
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def read_former(path: Path) -> list[bytes]:
+    """Return the contents of the file before the last restart; an empty file has none."""
+    former = path.with_name(path.name + FORMER)
+    if not former.exists():
+        raise InputError(
+            f"{former}: is missing; it has the ids of earlier requests. Restore it, or create an "
+            "empty file to go on without them"
+        )
+    return _scan(former)[0]
+
+
+def _line(content: bytes, before: int) -> tuple[bytes, int]:
+    """Return a line, and its checksum, from which that of the next line is continued."""
+    crc = zlib.crc32(content, before)
+    return b"%08x %b\n" % (crc, content), crc
+
+
+def _scan(path: Path) -> tuple[list[bytes], int, int]:
+    """Return the contents of the lines, their size in bytes, and the last checksum."""
+    data = read_bytes(path)
+    found: list[bytes] = []
+    crc = end = 0
+    while end < len(data):
+        newline = data.find(b"\n", end) + 1
+        line = data[end : newline or len(data)]
+        expected, after = _line(line[9:-1], crc)
+        if line != expected:
+            is_cut = not newline and line[:-1] != expected[:-1]
+            is_unfilled = newline == len(data) and b"\0" in line
+            if not found or not (is_cut or is_unfilled):
+                raise _damaged(path, len(found) + 1)
+            break
+        found.append(line[9:-1])
+        crc, end = after, newline
+    return found, end, crc
+
+
+def _damaged(path: Path, number: int) -> InputError:
+    keep = f"; or keep only the changes before it: head -n {number - 1} FILE > REPAIRED"
+    return InputError(
+        f"{path}:{number}: damaged: the line does not match its checksum, or a line before it is "
+        f"missing. Restore the file from a copy{keep if number > 1 else ''}"
+    )
