@@ -122,15 +122,22 @@ def replied(call: Callable[[Any], Any], data: bytes, name: str) -> Reply:
         with without_collector():
             tree = read_tree(data)
             return Reply(200, msgspec.json.encode(call(tree)))
-    except Infeasible as error:
-        return _explained(409, error, tree, data, name)
-    except (CyclicOrder, InputError, UnsupportedProblem, MissingExtra, RecursionError) as error:
-        return _explained(400, error, tree, data, name)
-    except MemoryError:
-        return refusal(413, "body", None, "this request needs more memory; send a smaller one")
     except Exception as error:
-        message = f"a bug in optsched: {type(error).__name__}; please report it"
-        return refusal(500, "", None, message)._replace(trace=traceback.format_exc())
+        return refused(error, tree, data, name)
+
+
+def refused(error: Exception, tree: Any, data: bytes, name: str) -> Reply:
+    """Return the refusal of an exception that the parsed body of a query raised."""
+    if isinstance(error, Infeasible):
+        return _explained(409, error, tree, data, name)
+    if isinstance(error, (CyclicOrder, InputError, UnsupportedProblem, MissingExtra,
+                          RecursionError)):  # fmt: skip
+        return _explained(400, error, tree, data, name)
+    if isinstance(error, MemoryError):
+        return refusal(413, "body", None, "this request needs more memory; send a smaller one")
+    message = f"a bug in optsched: {type(error).__name__}; please report it"
+    trace = "".join(traceback.format_exception(error))
+    return refusal(500, "", None, message)._replace(trace=trace)
 
 
 def _explained(status: int, error: Exception, tree: Any, data: bytes, name: str) -> Reply:

@@ -1,22 +1,43 @@
-"""Requests that change a live cluster, and the changes of its state that a journal keeps."""
+"""Changes of a live cluster: jobs start, move and end, GPUs fail and are repaired."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
-from optsched.bandwidth.topology.rates import kilobytes
 from optsched.errors import Infeasible, InputError
 from optsched.plan.snapshot import ClusterSnapshot, PlanJob
 from optsched.plan.starts import start_one
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from optsched.bandwidth import BandwidthModel, ClusterState, Dispatcher, Policy
+
+
+class Change(
+    msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, frozen=True
+):
+    """Changes that are made together or not at all, in the order of the fields."""
+
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    """A repeated id gets the first answer again and changes nothing."""
+    version: int | None = None
+    """Refuse the request if the cluster has another version."""
+    repair: str = ""
+    """GPUs that are up again, such as ``"n01:0-3 n02"``."""
+    fail: str = ""
+    """GPUs that are down; their jobs keep the others, and end without any."""
+    give: list[str] = []
+    """Names of jobs that end, or that do not wait any longer."""
+    submit: list[PlanJob] = []
+    """Waiting jobs, or new facts about jobs."""
+    place: dict[str, str] = {}
+    """GPUs on which jobs start, or to which they move; only their number is checked."""
+    start: list[PlanJob | str] = []
+    """Jobs that start on the fastest free GPUs that their facts and the quotas allow."""
 
 
 class Status(NamedTuple):
@@ -37,193 +58,123 @@ class Status(NamedTuple):
             jobs[job.name] = msgspec.structs.replace(job, submit=submit), now
         return cls(version, snapshot.state, jobs, snapshot.quotas)
 
+    @property
+    def running(self) -> dict[str, int]:
+        """Numbers of GPUs of the jobs that have some."""
+        return {job.name: len(job.gpus) for job in self.state.jobs}
+
     def snapshot(self, name: str) -> ClusterSnapshot:
         """Return the cluster at this moment."""
-        now, running, jobs = int(time.time()), {job.name for job in self.state.jobs}, []
+        now, running, jobs = int(time.time()), self.running, []
         for job, at in self.jobs.values():
             past = max(0, now - at) if job.name in running else 0
             elapsed, left = job.elapsed + past, max(1, job.time_left - past)
             jobs.append(msgspec.structs.replace(job, elapsed=elapsed, time_left=left))
         return ClusterSnapshot(self.state, tuple(jobs), self.quotas, now, name)
 
-    def after(self, steps: list[Any]) -> Status:
-        """Return the cluster after the steps of one request."""
-        state, jobs = self.state, dict(self.jobs)
+    def after(self, steps: Sequence[Sequence[Any]]) -> Status:
+        """Return the cluster after the steps of one change, at the next version."""
+        found = self
         for verb, *given in steps:
-            if verb == "facts":
-                job = msgspec.convert(given[0], PlanJob)
-                jobs[job.name] = job, given[1]
-            elif verb == "give":
-                state = state.give(given[0]) if given[0] in self.running else state
-                jobs.pop(given[0], None)
-            else:
-                hit = state.jobs_on(given[0]) if verb == "fail" else ()
-                state = getattr(state, verb)(*given)
-                held = {job.name: len(job.gpus) for job in state.jobs}
-                for name in jobs.keys() & {*hit}:
-                    job, at = jobs.pop(name)
-                    if n := held.get(name, 0):
-                        pod = 1 if n % job.pod else job.pod
-                        jobs[name] = msgspec.structs.replace(job, gpus=n, pod=pod), at
-        return self._replace(version=self.version + 1, state=state, jobs=jobs)
+            found = found.step(verb, *given)
+        return found._replace(version=self.version + 1)
 
-    @property
-    def running(self) -> set[str]:
-        """Names of the jobs that have GPUs."""
-        return {job.name for job in self.state.jobs}
-
-    def waiting(self, name: str) -> PlanJob:
-        """Return a waiting job."""
-        if name not in self.jobs or name in self.running:
-            raise InputError(f"job: no job {name!r:.60} is waiting; submit it first")
-        return self.jobs[name][0]
-
-
-@dataclass
-class Rules:
-    """What decisions about a cluster need besides its status."""
-
-    model: BandwidthModel
-    dispatchers: dict[Policy, Dispatcher] = field(default_factory=dict)
-
-
-class Change(
-    msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, frozen=True
-):
-    """A request that changes a cluster."""
-
-    id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-    """A repeated id gets the first answer again and changes nothing."""
-    version: int | None = None
-    """Refuse the request unless this is the version of the cluster."""
-
-    def steps(self, status: Status, rules: Rules) -> tuple[list[Any], dict[str, Any]]:
-        """Return the steps for `Status.after`, and the answer without the version."""
-        raise NotImplementedError
-
-
-class Create(Change):
-    """Start a live cluster from a snapshot."""
-
-    snapshot: dict[str, Any]
-    """``optsched.snapshot/1``."""
-    model: dict[str, Any] | None = None
-    """``optsched.bandwidth/1``; by default links and network cards."""
-
-
-class Submit(Change):
-    """Add a waiting job, or replace the facts of a job."""
-
-    job: PlanJob
-
-    def steps(self, status: Status, rules: Rules) -> tuple[list[Any], dict[str, Any]]:
-        """Check the facts."""
-        held = tuple(job for job in status.state.jobs if job.name == self.job.name)
-        ClusterSnapshot(status.state.with_jobs(held), (self.job,))
-        return [_facts(self.job)], {}
-
-
-class Take(Change):
-    """Start a job on the fastest free GPUs that its facts and the quotas allow."""
-
-    job: PlanJob | str
-    """Its facts, or the name of a waiting job."""
-    gpus: str | None = None
-    """Start it on these free GPUs instead; only their number is checked."""
-    demand: float | None = None
-    """GB/s that it needs; by default as much as it can get."""
-
-    def steps(self, status: Status, rules: Rules) -> tuple[list[Any], dict[str, Any]]:
-        """Choose GPUs by the rule of `optsched.plan`."""
-        job = status.waiting(self.job) if isinstance(self.job, str) else self.job
-        demand = None if self.demand is None else kilobytes("demand", self.demand)
-        state = status.state
-        limited = [one for one, _ in status.jobs.values() if one.group in status.quotas]
-        known = [one for one in limited if one.name in status.running and one.name != job.name]
-        snapshot = ClusterSnapshot(state, (*known, job), status.quotas)
-        rate = None
-        if self.gpus is not None:
-            gpus = _exactly(status, job.gpus, self.gpus, "gpus")
+    def step(self, verb: str, *given: Any) -> Status:
+        """Return the cluster after one step of a change."""
+        state, jobs = self.state, dict(self.jobs)
+        if verb == "facts":
+            job = msgspec.convert(given[0], PlanJob)
+            jobs[job.name] = job, given[1]
+        elif verb == "withdraw":
+            del jobs[given[0]]
         else:
-            verdict = start_one(snapshot, job, rules.model, rules.dispatchers)
-            if not verdict.gpus:
-                raise Infeasible(f"{job.name}: {verdict.text}")
-            gpus, rate = state.cluster.written(verdict.gpus), verdict.bandwidth
-        answer = {"gpus": gpus} | ({} if rate is None else {"bandwidth": rate})
-        return [_facts(job), ["take", gpus, job.name, demand]], answer
+            state = getattr(state, verb)(*given)  # take, give, fail, repair
+        if verb == "give":
+            jobs.pop(given[0], None)
+        elif verb == "fail":
+            held = {job.name: len(job.gpus) for job in state.jobs}
+            for name in jobs.keys() & self.state.jobs_on(given[0]):
+                job, at = jobs.pop(name)
+                if n := held.get(name, 0):
+                    pod = 1 if n % job.pod else job.pod
+                    jobs[name] = msgspec.structs.replace(job, gpus=n, pod=pod), at
+        return self._replace(state=state, jobs=jobs)
 
 
-class Give(Change):
-    """End a running job, or withdraw a waiting one."""
+class Decision:
+    """Finds the steps of a change, the status after them, and the answer."""
 
-    job: str
+    def __init__(
+        self, status: Status, model: BandwidthModel, dispatchers: dict[Policy, Dispatcher]
+    ) -> None:
+        self.status, self.steps, self.answer = status, list[list[Any]](), dict[str, Any]()
+        self._model, self._dispatchers = model, dispatchers
 
-    def steps(self, status: Status, rules: Rules) -> tuple[list[Any], dict[str, Any]]:
-        """Check that there is such a job."""
-        if self.job not in status.jobs:
-            status.state.job(self.job)
-        return [["give", self.job]], {}
+    def make(self, change: Change) -> Decision:
+        """Decide one change."""
+        if change.repair:
+            self._do("repair", change.repair)
+        if change.fail:
+            self.answer["hit"] = self.status.state.jobs_on(change.fail)
+            self._do("fail", change.fail)
+        for name in change.give:
+            waits = name in self.status.jobs and name not in self.status.running
+            self._do("withdraw" if waits else "give", name)
+        for job in change.submit:
+            self._submit(job)
+        self._place(change.place)
+        if change.start:
+            self.answer["started"] = {}
+        for one in change.start:
+            if isinstance(one, PlanJob):
+                self._submit(one)
+            self._start(self._waiting(one if isinstance(one, str) else one.name))
+        self.status = self.status._replace(version=self.status.version + 1)
+        self.answer |= {"version": self.status.version, "free": len(self.status.state.free)}
+        return self
 
+    def _do(self, *step: Any) -> None:
+        self.status = self.status.step(*step)
+        self.steps.append([*step])
 
-class Fail(Change):
-    """Put GPUs down; their jobs keep the others, and end without any."""
+    def _submit(self, job: PlanJob) -> None:
+        held = [one for one in self.status.state.jobs if one.name == job.name]
+        ClusterSnapshot(self.status.state.with_jobs(held), (job,))  # checks the facts
+        now = int(time.time())
+        known = msgspec.structs.replace(job, submit=job.submit or now)
+        self._do("facts", msgspec.to_builtins(known), now)
 
-    gpus: Annotated[str, msgspec.Meta(min_length=1)]
+    def _waiting(self, name: str) -> PlanJob:
+        if name in self.status.running:
+            raise InputError(f"start: {name!r:.60} runs already")
+        if name not in self.status.jobs:
+            raise InputError(f"start: no job {name!r:.60} is waiting; submit it first")
+        return self.status.jobs[name][0]
 
-    def steps(self, status: Status, rules: Rules) -> tuple[list[Any], dict[str, Any]]:
-        """Name the jobs that this hits."""
-        return [["fail", self.gpus]], {"jobs": status.state.jobs_on(self.gpus)}
+    def _place(self, given: Mapping[str, str]) -> None:
+        """Free the GPUs of all jobs that move before any is taken."""
+        before = self.status
+        moved = [job for job in before.state.jobs if job.name in given]
+        demands = {job.name: job.demand for job in moved}
+        for job in moved:
+            self._do("give", job.name)
+        for name, gpus in given.items():
+            expected = before.running.get(name) or self._waiting(name).gpus
+            if (n := len(before.state.cluster.parse(gpus, f"place.{name}"))) != expected:
+                raise InputError(f"place.{name}: expected {expected} GPUs, got {n}")
+            if name in demands and name in before.jobs:
+                job, at = before.jobs[name]
+                self._do("facts", msgspec.to_builtins(job), at)
+            self._do("take", gpus, name, demands.get(name))
 
-
-class Repair(Change):
-    """Free GPUs that are down."""
-
-    gpus: Annotated[str, msgspec.Meta(min_length=1)]
-
-    def steps(self, status: Status, rules: Rules) -> tuple[list[Any], dict[str, Any]]:
-        """Leave the check to the state."""
-        return [["repair", self.gpus]], {}
-
-
-class Apply(Change):
-    """Evict and move running jobs and start waiting ones, all or none."""
-
-    version: int
-    evict: list[str] = []
-    move: dict[str, str] = {}
-    start: dict[str, str] = {}
-
-    def steps(self, status: Status, rules: Rules) -> tuple[list[Any], dict[str, Any]]:
-        """Free all GPUs before any is taken."""
-        first: list[Any] = [["give", status.state.job(name).name] for name in self.evict]
-        then: list[Any] = []
-        for name, gpus in self.move.items():
-            job = status.state.job(name)
-            first.append(["give", name])
-            if name in status.jobs:
-                then.append(_facts(*status.jobs[name]))
-            text = _exactly(status, len(job.gpus), gpus, f"move.{name}")
-            then.append(["take", text, name, job.demand])
-        for name, gpus in self.start.items():
-            text = _exactly(status, status.waiting(name).gpus, gpus, f"start.{name}")
-            then += [_facts(status.waiting(name)), ["take", text, name, None]]
-        return first + then, {}
-
-
-CHANGES: Final = {kind.__name__.lower(): kind for kind in (Submit, Take, Give, Fail, Repair, Apply)}
-"""Requests by name."""
-
-
-def _facts(job: PlanJob, at: int | None = None) -> list[Any]:
-    """Return the step that sets the facts of a job, right at a Unix time [default: now]."""
-    now = int(time.time())
-    known = msgspec.structs.replace(job, submit=job.submit or now)
-    return ["facts", msgspec.to_builtins(known), now if at is None else at]
-
-
-def _exactly(status: Status, count: int, gpus: str, place: str) -> str:
-    """Refuse a wrong number of GPUs."""
-    found = status.state.cluster.parse(gpus, place)
-    if len(found) != count:
-        raise InputError(f"{place}: expected {count} GPUs, got {len(found)}")
-    return gpus
+    def _start(self, job: PlanJob) -> None:
+        quotas, running = self.status.quotas, self.status.running
+        known = [one for one, _ in self.status.jobs.values()
+                 if one.group in quotas and one.name in running]  # fmt: skip
+        snapshot = ClusterSnapshot(self.status.state, (*known, job), quotas)
+        found = start_one(snapshot, job, self._model, self._dispatchers)
+        if not found.gpus:
+            raise Infeasible(f"{job.name}: {found.text}")
+        gpus = self.status.state.cluster.written(found.gpus)
+        self._do("take", gpus, job.name)
+        self.answer["started"][job.name] = {"gpus": gpus, "bandwidth": found.bandwidth}

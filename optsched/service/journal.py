@@ -11,16 +11,13 @@ import logging
 import os
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from optsched.errors import InputError, OptschedError
 from optsched.io.files import read_bytes, write_atomic
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-FORMER: Final = ".former"
-"""Ending of the name of the file before the last `Journal.restart`."""
 
 _sync = getattr(os, "fdatasync", os.fsync)
 _log = logging.getLogger(__name__)
@@ -87,6 +84,8 @@ class Journal:
         """
         line, crc = _line(content, self._crc)
         try:
+            if os.stat(self.path).st_ino != os.fstat(self._file).st_ino:
+                raise OSError(0, "another file has this name by now: start the service again")
             if self._uncertain:
                 os.ftruncate(self._file, self._size)
             self._uncertain = True
@@ -102,38 +101,9 @@ class Journal:
         self._size += len(line)
         self._crc = crc
 
-    def restart(self, content: bytes) -> Journal:
-        """Return a new journal of one line under the same name; keep this file as ``.former``.
-
-        The name always stands for one of the two complete files. After a `StorageError` this
-        journal is still open.
-        """
-        former = self.path.with_name(self.path.name + FORMER)
-        link = former.with_name(former.name + ".tmp")
-        try:
-            link.unlink(missing_ok=True)
-            os.link(self.path, link)
-            os.replace(link, former)
-        except OSError as error:
-            raise StorageError(f"{former}: cannot be written ({error.strerror})") from None
-        new = Journal.create(self.path, content)
-        self.close()
-        return new
-
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
-
-
-def read_former(path: Path) -> list[bytes]:
-    """Return the contents of the file before the last restart; an empty file has none."""
-    former = path.with_name(path.name + FORMER)
-    if not former.exists():
-        raise InputError(
-            f"{former}: is missing; it has the ids of earlier requests. Restore it, or create an "
-            "empty file to go on without them"
-        )
-    return _scan(former)[0]
 
 
 def _line(content: bytes, before: int) -> tuple[bytes, int]:
@@ -154,11 +124,13 @@ def _scan(path: Path) -> tuple[list[bytes], int, int]:
         if line != expected:
             is_cut = not newline and line[:-1] != expected[:-1]
             is_unfilled = newline == len(data) and b"\0" in line
-            if not found or not (is_cut or is_unfilled):
-                raise _damaged(path, len(found) + 1)
-            break
+            if found and (is_cut or is_unfilled):
+                break
+            raise _damaged(path, len(found) + 1)
         found.append(line[9:-1])
         crc, end = after, newline
+    if not found:
+        raise _damaged(path, 1)
     return found, end, crc
 
 

@@ -1,4 +1,4 @@
-"""Live clusters: every change is applied once, and kept in a journal before it is answered."""
+"""Live clusters: every change is made once, and is in a journal before it is answered."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ import logging
 import re
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from itertools import islice
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from optsched.bandwidth import BottleneckBandwidth
 from optsched.bandwidth.models import model_document
 from optsched.errors import InputError, OptschedError
-from optsched.io.strict_json import decode_document, format_json, parse, placed
+from optsched.io.strict_json import check_format, format_json, parse, placed
 from optsched.plan import snapshot as documents
-from optsched.service.changes import Change, Create, Rules, Status
-from optsched.service.journal import Journal, StorageError, read_former
+from optsched.service.changes import Change, Decision, Status
+from optsched.service.journal import Journal, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from optsched.bandwidth import Dispatcher, Policy
 
 FORMAT: Final = "optsched.journal/1"
 SUFFIX: Final = ".journal"
 MOST_CLUSTERS: Final = 100
 
-RECORDS: Final = 50_000
-"""Changes in a journal after which it starts again; so many ids at least are remembered."""
+IDS: Final = 20_000
+"""So many answers at least are kept for repeated ids; at twice as many the journal is rewritten."""
 
 BATCH: Final = 256
 """Most requests that share one write to the disk."""
@@ -47,17 +50,14 @@ class Conflict(OptschedError):
         self.version = version
 
 
-class Record(msgspec.Struct, frozen=True):
-    """An accepted request in a journal."""
+class Create(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """Start a live cluster from a snapshot."""
 
-    id: str
-    digest: str
-    answer: msgspec.Raw
-    steps: list[list[Any]] = []
-
-    def kept(self) -> bytes:
-        """Return digest and answer: what memory keeps."""
-        return self.digest.encode() + bytes(self.answer)
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    snapshot: dict[str, Any]
+    """``optsched.snapshot/1``."""
+    model: dict[str, Any] | None = None
+    """``optsched.bandwidth/1``; by default links and network cards."""
 
 
 class First(msgspec.Struct, kw_only=True):
@@ -67,10 +67,19 @@ class First(msgspec.Struct, kw_only=True):
     name: str
     time: int
     version: int = 0
-    snapshot: Any
     model: Any = None
-    created: Record | None = None
-    """The request that created the cluster; None in journals that have a former one."""
+    snapshot: Any
+    answers: dict[str, tuple[str, msgspec.Raw]]
+    """Digests and answers of the latest requests by id."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A request in a journal; those of a line were written together."""
+
+    id: str
+    digest: str
+    answer: msgspec.Raw
+    steps: list[list[Any]]
 
 
 class LiveCluster:
@@ -78,113 +87,113 @@ class LiveCluster:
 
     def __init__(self, first: First, place: str) -> None:
         found = documents.from_tree(first.snapshot, f"{place}: snapshot")
-        model = BottleneckBandwidth(found.cluster)
+        self.model = BottleneckBandwidth(found.cluster)
         if first.model is not None:
-            model = model_document.from_tree(first.model, f"{place}: model", found.cluster)
-            found = replace(found, state=replace(found.state, cluster=model.cluster))
-        self.name, self.rules, self._model_tree = first.name, Rules(model), first.model
-        self.status = Status.of(found, first.version, first.time)
-        self._former: dict[str, bytes] = {}
-        self._recent: dict[str, bytes] = {}
-        """Digests and answers of requests by id, those of the former journal apart."""
+            self.model = model_document.from_tree(first.model, f"{place}: model", found.cluster)
+            found = replace(found, state=replace(found.state, cluster=self.model.cluster))
+        self.name, self.status = first.name, Status.of(found, first.version, first.time)
+        self._first = first
+        self._dispatchers: dict[Policy, Dispatcher] = {}
+        self._answers = {key: (one[0], bytes(one[1])) for key, one in first.answers.items()}
         self._journal: Journal
         self._queue: list[tuple[Change, asyncio.Future[bytes]]] = []
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def model_document(self) -> Any:
+        """The document of the bandwidths, None: none was given."""
+        return self._first.model
+
     @classmethod
     def create(cls, path: Path, request: Create) -> LiveCluster:
         """Write the journal of a new cluster."""
-        record = Record(request.id, _digest(request), msgspec.Raw(b'{"version":0}'))
-        name, now = path.name.removesuffix(SUFFIX), int(time.time())
         first = First(
-            name=name, time=now, snapshot=request.snapshot, model=request.model, created=record
-        )
-        found = cls(first, "request")
-        found._recent[record.id] = record.kept()
+            name=path.name.removesuffix(SUFFIX), time=int(time.time()), model=request.model,
+            snapshot=request.snapshot,
+            answers={request.id: (_digest(request), msgspec.Raw(b'{"version":0}'))},
+        )  # fmt: skip
+        found = cls(first, "body")
         found._journal = Journal.create(path, msgspec.json.encode(first))
         return found
 
     @classmethod
     def open(cls, path: Path) -> LiveCluster:
-        """Read a journal and apply its changes."""
+        """Read a journal and make its changes."""
         journal, lines = Journal.open(path)
-        place = f"{path}:1"
-        if not lines:
-            raise InputError(f"{place}: the file is empty; restore it from a copy")
-        first = decode_document(parse(lines[0].decode(), place), First, FORMAT, place)
-        if first.name != path.name.removesuffix(SUFFIX):
-            raise InputError(f"{place}: name: is of the cluster {format_json(first.name)}")
-        found = cls(first, place)
+        with placed(f"{path}:1: "):
+            check_format(parse(lines[0].decode(), ""), FORMAT, "journal")
+            first = msgspec.json.decode(lines[0], type=First)
+            if first.name != path.name.removesuffix(SUFFIX):
+                raise InputError(f"name: the journal of the cluster {format_json(first.name)}")
+            found = cls(first, "journal")
         found._journal = journal
-        if first.created is None:
-            found._former = {one.id: one.kept() for _, one in _records(read_former(path))}
-        for number, record in _records(lines):
+        for number, line in enumerate(lines[1:], 2):
             with placed(f"{path}:{number}: "):
-                found.status = found.status.after(record.steps) if number > 1 else found.status
-            found._recent[record.id] = record.kept()
+                for record in msgspec.json.decode(line, type=list[Record]):
+                    found.status = found.status.after(record.steps)
+                    found._answers[record.id] = record.digest, bytes(record.answer)
         return found
 
     def commit(self, requests: Sequence[Change]) -> list[bytes | Exception]:
-        """Apply requests one after the other, write them to the disk, and return the answers.
+        """Make changes one after the other, write them to the disk, and return the answers.
 
         A request that is refused changes nothing, and its id stays unused. After a failed write
         all of them are refused.
         """
-        status, new, records = self.status, dict[str, bytes](), list[Record]()
+        status, records = self.status, list[Record]()
         answers: list[bytes | Exception] = []
+        new: dict[str, tuple[str, bytes]] = {}
         for request in requests:
             try:
                 if (answer := self.known(request, new)) is None:
                     if request.version not in (None, status.version):
-                        raise Conflict(
-                            f"version: expected {status.version}, got {request.version}: the "
-                            "cluster has changed since", status.version,
-                        )  # fmt: skip
-                    steps, found = request.steps(status, self.rules)
-                    after = status.after(steps)
-                    found = {"version": after.version, "free": len(after.state.free)} | found
-                    answer = msgspec.json.encode(found)
-                    record = Record(request.id, _digest(request), msgspec.Raw(answer), steps)
+                        text = f"expected {status.version}, got {request.version}"
+                        raise Conflict(f"version: {text}: the cluster has changed", status.version)
+                    made = Decision(status, self.model, self._dispatchers).make(request)
+                    answer, status = msgspec.json.encode(made.answer), made.status
+                    new[request.id] = _digest(request), answer
+                    record = Record(request.id, _digest(request), msgspec.Raw(answer), made.steps)
                     records.append(record)
-                    new[request.id], status = record.kept(), after
                 answers.append(answer)
             except Exception as error:
                 answers.append(error)
-        if new:
+        if records:
             try:
                 self._journal.append(msgspec.json.encode(records))
             except StorageError as error:
                 return [error] * len(requests)
             self.status = status
-            self._recent |= new
-            if len(self._recent) >= RECORDS:
-                self._restart()
+            self._answers |= new
+            if len(self._answers) >= 2 * IDS:
+                self._rewrite()
         return answers
 
-    def known(self, request: Change, new: Mapping[str, bytes] = {}) -> bytes | None:
-        """Return the answer to a request that was accepted before, or is among the `new` ones."""
-        for kept in (new, self._recent, self._former):
-            if (found := kept.get(request.id)) is not None:
-                if not found.startswith(digest := _digest(request).encode()):
-                    text = f"id: {request.id!r:.60} belongs to another request"
-                    raise Conflict(text, self.status.version)
-                return found[len(digest) :]
-        return None
+    def known(
+        self, request: Change | Create, new: Mapping[str, tuple[str, bytes]] = {}
+    ) -> bytes | None:
+        """Return the answer to a request that was made before, or is among the `new` ones."""
+        found = new.get(request.id) or self._answers.get(request.id)
+        if found is not None and found[0] != _digest(request):
+            raise Conflict(f"id: {request.id!r:.60} is of another request", self.status.version)
+        return None if found is None else found[1]
 
-    def _restart(self) -> None:
-        """Begin a new journal with the present state."""
-        now, status = int(time.time()), self.status
-        snapshot = status.snapshot(self.name)
-        first = First(
-            name=self.name, time=now, version=status.version, model=self._model_tree,
+    def _rewrite(self) -> None:
+        """Replace the journal by one of the present state and the latest answers."""
+        kept = dict(islice(self._answers.items(), len(self._answers) - IDS, None))
+        snapshot, now = self.status.snapshot(self.name), int(time.time())
+        first = msgspec.structs.replace(
+            self._first, time=now, version=self.status.version,
             snapshot=msgspec.Raw(snapshot.to_json()),
+            answers={key: (one[0], msgspec.Raw(one[1])) for key, one in kept.items()},
         )  # fmt: skip
         try:
-            self._journal = self._journal.restart(msgspec.json.encode(first))
-            self.status = Status.of(snapshot, status.version, now)
-            self._former, self._recent = self._recent, {}
+            new = Journal.create(self._journal.path, msgspec.json.encode(first))
         except StorageError as error:
-            _log.warning("%s: the journal goes on without a new start: %s", self.name, error)
+            _log.warning("the journal is not rewritten: %s", error)
+            return
+        self._journal.close()
+        self._journal, self._answers = new, kept
+        self.status = Status.of(snapshot, self.status.version, now)
 
     async def change(self, request: Change) -> bytes:
         """Answer a request when it is on the disk; requests that arrive together share a write."""
@@ -199,8 +208,8 @@ class LiveCluster:
             batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
             found = await asyncio.to_thread(self.commit, [request for request, _ in batch])
             for (_, future), answer in zip(batch, found, strict=True):
-                if future.done():
-                    continue  # its client is gone
+                if future.cancelled():
+                    continue
                 if isinstance(answer, Exception):
                     future.set_exception(answer)
                 else:
@@ -214,7 +223,7 @@ class LiveCluster:
 
 
 class Live:
-    """The live clusters of one folder, which no other process may open meanwhile.
+    """The live clusters of one folder, which no other process may use meanwhile.
 
     Raises
     ------
@@ -222,42 +231,34 @@ class Live:
         The folder cannot be written or is in use, or a journal is damaged.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.folder / "lock").open("w")
+            folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (folder / "lock").open("w")
         except OSError as error:
             raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise InputError(f"{folder}: another service uses this folder; stop it first") from None
-        paths = sorted(self.folder.glob(f"*{SUFFIX}"))
-        self.clusters = {one.name: one for one in map(LiveCluster.open, paths)}
+        paths = sorted(folder.glob(f"*{SUFFIX}"))
+        self.clusters = {path.name.removesuffix(SUFFIX): LiveCluster.open(path) for path in paths}
         self._creating = asyncio.Lock()
-
-    def get(self, name: str) -> LiveCluster:
-        """Return a cluster by name."""
-        if name not in self.clusters:
-            known = ", ".join(self.clusters) or "none"
-            raise InputError(f"cluster: no cluster {name!r:.60}; known: {known:.200}")
-        return self.clusters[name]
 
     async def create(self, name: str, request: Create) -> bytes:
         """Create a cluster; the same request again gets the first answer."""
+        if not _NAME.fullmatch(name):
+            raise InputError(
+                f"name: expected up to 64 letters, digits, '.', '_' and '-', got {name!r:.80}"
+            )
         async with self._creating:
-            if name in self.clusters:
-                if answer := self.clusters[name].known(request):
+            if (found := self.clusters.get(name)) is not None:
+                if (answer := found.known(request)) is not None:
                     return answer
-                version = self.clusters[name].status.version
-                raise Conflict(f"cluster: there is a cluster {name!r} already", version)
-            if not _NAME.fullmatch(name):
-                raise InputError(
-                    f"cluster: expected 1 to 64 letters, digits, '.', '_' and '-', got {name!r:.80}"
-                )
+                raise Conflict(f"name: there is a cluster {name!r} already", found.status.version)
             if len(self.clusters) >= MOST_CLUSTERS:
-                raise InputError(f"cluster: there are {MOST_CLUSTERS} clusters already")
+                raise InputError(f"name: there are {MOST_CLUSTERS} clusters already")
             path = self.folder / f"{name}{SUFFIX}"
             self.clusters[name] = await asyncio.to_thread(LiveCluster.create, path, request)
             return b'{"version":0}'
@@ -269,16 +270,7 @@ class Live:
         self._lock.close()
 
 
-def _records(lines: Sequence[bytes]) -> Iterator[tuple[int, Record]]:
-    """Read the accepted requests of a journal, with the numbers of their lines."""
-    if lines and (first := msgspec.json.decode(lines[0], type=First)).created is not None:
-        yield 1, first.created
-    for number, line in enumerate(lines[1:], 2):
-        for record in msgspec.json.decode(line, type=list[Record]):
-            yield number, record
-
-
-def _digest(request: Change) -> str:
+def _digest(request: Change | Create) -> str:
     """Return a hash of a request, independent of the order of its fields."""
     content = msgspec.json.encode([type(request).__name__, request], order="deterministic")
     return hashlib.blake2b(content, digest_size=12).hexdigest()
