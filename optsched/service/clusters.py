@@ -56,7 +56,9 @@ def live_router(folder: Path) -> APIRouter:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
-        await live.close()
+        for one in live.clusters.values():
+            await one.finish()
+        live.close()
 
     router = APIRouter(prefix="/v1/clusters", lifespan=lifespan)
 
@@ -102,7 +104,7 @@ def live_router(folder: Path) -> APIRouter:
     add("/{name}", read, "GET", "Read a live cluster.", None, Present)
     add("/{name}", create, "POST", "Create a live cluster.", Create, Changed)
     add("/{name}/changes", change, "POST", "Change a live cluster.", Change, Changed)
-    for kind in ("plan", "clear"):
+    for kind in QUERIES.keys() & {"plan", "clear"}:
         text = f"As /v1/{kind}, of the present state: without snapshot and model."
         add(f"/{{name}}/{kind}", query(kind), "POST", text, dict, QUERIES[kind].result)
     return router

@@ -39,6 +39,7 @@ BATCH: Final = 256
 """Most requests that share one write to the disk."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_used: set[Path] = set()
 _log = logging.getLogger(__name__)
 
 
@@ -69,7 +70,7 @@ class First(msgspec.Struct, kw_only=True):
     version: int = 0
     model: Any = None
     snapshot: Any
-    answers: dict[str, tuple[str, msgspec.Raw]]
+    answers: dict[str, tuple[str, msgspec.Raw]] = {}
     """Digests and answers of the latest requests by id."""
 
 
@@ -110,9 +111,11 @@ class LiveCluster:
         first = First(
             name=path.name.removesuffix(SUFFIX), time=int(time.time()), model=request.model,
             snapshot=request.snapshot,
-            answers={request.id: (_digest(request), msgspec.Raw(b'{"version":0}'))},
         )  # fmt: skip
         found = cls(first, "body")
+        answer = msgspec.json.encode({"version": 0, "free": len(found.status.state.free)})
+        first.answers = {request.id: (_digest(request), msgspec.Raw(answer))}
+        found._answers = {request.id: (_digest(request), answer)}
         found._journal = Journal.create(path, msgspec.json.encode(first))
         return found
 
@@ -183,7 +186,7 @@ class LiveCluster:
         snapshot, now = self.status.snapshot(self.name), int(time.time())
         first = msgspec.structs.replace(
             self._first, time=now, version=self.status.version,
-            snapshot=msgspec.Raw(snapshot.to_json()),
+            snapshot=msgspec.Raw(msgspec.json.format(snapshot.to_json(), indent=-1)),
             answers={key: (one[0], msgspec.Raw(one[1])) for key, one in kept.items()},
         )  # fmt: skip
         try:
@@ -215,10 +218,13 @@ class LiveCluster:
                 else:
                     future.set_result(answer)
 
-    async def close(self) -> None:
-        """Finish what is queued and close the journal."""
+    async def finish(self) -> None:
+        """Wait until the queue is empty."""
         if self._task is not None:
             await self._task
+
+    def close(self) -> None:
+        """Close the journal."""
         self._journal.close()
 
 
@@ -232,7 +238,10 @@ class Live:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.clusters = folder.resolve(), dict[str, LiveCluster]()
+        used = f"{folder}: another service uses this folder; stop it first"
+        if self.folder in _used:  # the lock keeps out other processes only
+            raise InputError(used)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / "lock").open("w")
@@ -241,9 +250,14 @@ class Live:
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise InputError(f"{folder}: another service uses this folder; stop it first") from None
-        paths = sorted(folder.glob(f"*{SUFFIX}"))
-        self.clusters = {path.name.removesuffix(SUFFIX): LiveCluster.open(path) for path in paths}
+            raise InputError(used) from None
+        _used.add(self.folder)
+        try:
+            for path in sorted(self.folder.glob(f"*{SUFFIX}")):
+                self.clusters[path.name.removesuffix(SUFFIX)] = LiveCluster.open(path)
+        except BaseException:
+            self.close()
+            raise
         self._creating = asyncio.Lock()
 
     async def create(self, name: str, request: Create) -> bytes:
@@ -260,14 +274,16 @@ class Live:
             if len(self.clusters) >= MOST_CLUSTERS:
                 raise InputError(f"name: there are {MOST_CLUSTERS} clusters already")
             path = self.folder / f"{name}{SUFFIX}"
-            self.clusters[name] = await asyncio.to_thread(LiveCluster.create, path, request)
-            return b'{"version":0}'
+            found = await asyncio.to_thread(LiveCluster.create, path, request)
+            self.clusters[name] = found
+            return found.known(request) or b""
 
-    async def close(self) -> None:
-        """Close all journals."""
+    def close(self) -> None:
+        """Close all journals and let others use the folder."""
         for one in self.clusters.values():
-            await one.close()
+            one.close()
         self._lock.close()
+        _used.discard(self.folder)
 
 
 def _digest(request: Change | Create) -> str:

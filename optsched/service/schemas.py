@@ -63,7 +63,7 @@ def operation(
     example
         A body.
     codes
-        Further status codes, with refusals.
+        Those of 404 and 409 that it may have.
     """
     refused = {"application/json": {"schema": reference(Refusal)}}
     found: dict[str, Any] = {
@@ -72,7 +72,7 @@ def operation(
             200: {"description": "The answer.",
                   "content": {"application/json": {"schema": reference(result)}}},
             **{code: {"description": _CODES[code], "content": refused}
-               for code in (*_CODES, *codes) if code < 409 or code > 409 or 409 in codes},
+               for code in _CODES if code not in (404, 409) or code in codes},
         },
     }  # fmt: skip
     if body is not None:
@@ -88,6 +88,7 @@ def operation(
 _CODES: Final = {
     400: "The body is refused.", 401: "The token is missing or wrong.",
     403: "The host is not local.", 408: "The body came too slowly.",
+    404: "There is no live cluster of this name.",
     409: "The request is correct, and the cluster cannot satisfy it.",
     413: "The body is too large.", 415: "The body is no JSON.",
     422: "It takes too much time.", 503: "Too many requests, or a worker died: try again.",
