@@ -42,7 +42,7 @@ def start_server(folder: Path) -> tuple[int, int]:
     if (child := os.fork()) == 0:
         try:
             app = FastAPI()
-            app.include_router(live_router(folder))
+            app.include_router(live_router(Live(folder)))
             uvicorn.Server(uvicorn.Config(app, log_level="error")).run([bound])
         except BaseException:
             traceback.print_exc()

@@ -22,6 +22,7 @@ def serve(
     max_body: Annotated[int, option("Bytes of a body.")] = 16 << 20,
     in_flight: Annotated[int, option("Requests that are answered at once.")] = 256,
     queue: Annotated[int, option("Long requests that may queue.")] = 64,
+    state: Annotated[Path | None, option("Folder of live clusters [default: none].")] = None,
 ) -> None:
     """Answer queries over HTTP until SIGTERM; the page /docs has all endpoints.
 
@@ -29,6 +30,7 @@ def serve(
     """
     try:
         from optsched.service.app import serve as serve_http
+        from optsched.service.clusters import routers
     except ImportError as error:
         if isinstance(error, MissingExtra) or (error.name or "").startswith("optsched"):
             raise
@@ -40,5 +42,5 @@ def serve(
         host=host, port=port, token=read_token(token_file), timeout=timeout, max_body=max_body,
         in_flight=in_flight, queue=queue, **given,
     )  # fmt: skip
-    if code := serve_http(settings):
+    if code := serve_http(settings, routers(state)):
         raise typer.Exit(code)

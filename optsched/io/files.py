@@ -78,9 +78,7 @@ def unpack_arrays(content: bytes, name: str, most: int) -> dict[str, Any]:
         raise InputError(f"{name}: is not a file of arrays as this optsched writes it") from None
 
 
-def write_atomic(
-    path: str | os.PathLike[str], data: bytes | str, *, durable: bool = False
-) -> None:
+def write_atomic(path: str | os.PathLike[str], data: bytes | str, *, durable: bool = False) -> None:
     """Write a file atomically: to a temporary file beside it, then rename.
 
     `durable`: both are on the disk on return, so that they survive a power failure.

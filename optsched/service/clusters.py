@@ -13,6 +13,7 @@ from optsched.io.strict_json import decode
 from optsched.service.answers import Reply, answer, read_tree, refusal, refused
 from optsched.service.app import response
 from optsched.service.changes import Change
+from optsched.service.extender import routes
 from optsched.service.journal import StorageError
 from optsched.service.live import Conflict, Create, Live, LiveCluster
 from optsched.service.requests import QUERIES
@@ -21,6 +22,8 @@ from optsched.service.schemas import operation
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
+
+    from optsched.bandwidth import BandwidthModel, ClusterState
 
 
 class Changed(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -43,15 +46,26 @@ class Present(msgspec.Struct, kw_only=True):
     snapshot: msgspec.Raw
 
 
-def live_router(folder: Path) -> APIRouter:
-    """Open the live clusters of a folder and return their endpoints.
+def routers(folder: Path | None) -> list[APIRouter]:
+    """Return the endpoints of live clusters, if there is a folder for them, and of extenders.
 
     Raises
     ------
     InputError
         Another service uses the folder, it cannot be written, or a journal is damaged.
     """
-    live = Live(folder)
+    live = None if folder is None else Live(folder)
+
+    def known(name: str) -> tuple[BandwidthModel, ClusterState]:
+        if live is None or name not in live.clusters:
+            raise InputError(f"name: no live cluster {name!r:.60}; see optsched serve --state")
+        return live.clusters[name].model, live.clusters[name].status.state
+
+    return [routes(known)] + ([] if live is None else [live_router(live)])
+
+
+def live_router(live: Live) -> APIRouter:
+    """Return the endpoints of live clusters; the end of the application closes them."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -69,6 +83,10 @@ def live_router(folder: Path) -> APIRouter:
 
         codes = (404, 409) if path else ()
         described = operation(text, body, result, codes=codes)
+        if path:
+            described.setdefault("openapi_extra", {})["parameters"] = [
+                {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+            ]
         router.add_api_route(path, endpoint, methods=[method], **described)
 
     async def versions(request: Request) -> Reply:
@@ -128,7 +146,7 @@ async def _reply(
         tree = read_tree(data)
         return Reply(200, await call(decode(tree, kind, "body")))
     except Conflict as error:
-        return refusal(409, "version", error.version, str(error))
+        return refusal(409, str(error).partition(":")[0], error.version, str(error))
     except StorageError as error:
         return refusal(503, "", None, f"{error}; nothing was changed")
     except Exception as error:
