@@ -1,0 +1,3 @@
+module optsched.example
+
+go 1.19

@@ -1,0 +1,322 @@
+"""Clients, Slurm's plugin, the update of a cluster, manifests and the container file, served."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import pytest
+import typer.main
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from program import PROGRAM
+from test_extender import node, pod
+
+from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Host, HostType
+from optsched.cli.app import app as commands
+from optsched.errors import Infeasible, InputError
+from optsched.plan import ClusterSnapshot, PlanJob
+from optsched.service.app import create_app
+from optsched.service.changes import Change, Decision, Status
+from optsched.service.client import Client, Refused, Unavailable
+from optsched.service.extender import LEVEL, PODS, routes
+from optsched.service.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+TOKEN = "a-token-of-20-letters"
+CLUSTER = Cluster(
+    tuple(Host(f"n{i}", "h100", (f"r{i // 2}",)) for i in range(4)),
+    (HostType("h100", 8, nic_rate=50.0),), ("rack",), uplinks={"rack": 50.0},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a served process with a token."""
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "token").write_text(TOKEN + "\n")
+    words = ["serve", "--port", "0", "--workers", "1", "--token-file", "token", "--state", "state"]
+    process = subprocess.Popen([*PROGRAM, *words], cwd=folder, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    yield line.split()[2]
+    process.terminate()
+    assert process.wait(60) == 0
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    """A client with the token."""
+    with Client(url, token=TOKEN) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(client: Client, request: Any) -> str:
+    """Name of a new live cluster, all GPUs free."""
+    name = re.sub("[^a-z_]", "-", request.node.name)
+    assert client.create(name, ClusterSnapshot(ClusterState.idle(CLUSTER))) == 0
+    return name
+
+
+def test_python_client(client: Client, cluster: str, url: str) -> None:
+    """Takes are answered once, refusals are the library's errors with field and value."""
+    job = PlanJob(name="a", gpus=16, pod=8, level="rack")
+    first = client.take(cluster, job, id="take-1")
+    assert first == client.take(cluster, job, id="take-1")  # sent again
+    assert CLUSTER.parse(first.gpus) and client.read(cluster)["free"] == 16
+    with pytest.raises(Infeasible, match="free are 16"):
+        client.take(cluster, {"name": "b", "gpus": 17})
+    with pytest.raises(Refused, match="expected") as error:
+        client.take(cluster, {"name": "b", "gpus": "x"})
+    assert error.value.field.startswith("start") and error.value.status == 400
+    with pytest.raises(Refused) as error:
+        client.change(cluster, version=99, give=["a"])
+    assert error.value.status == 409
+    client.give(cluster, "a")
+    assert client.read(cluster)["free"] == 32
+    shop = {"problem": {"format": "optsched.jobshop/1", "jobs": [[[0, 3], [1, 2]]]}}
+    with pytest.raises(InputError):
+        client.query("solve", **shop, time_limit="long")
+    with pytest.raises(Refused, match="token") as error:
+        Client(url, token="another-token-of-20").read(cluster)
+    assert error.value.status == 401
+    with pytest.raises(Unavailable, match="tried 2 times"):
+        Client("http://127.0.0.1:9", retries=1).read(cluster)
+
+
+def test_client_sends_again_until_answered(client: Client, cluster: str) -> None:
+    """Lost answers: the change is sent again with its id and applied once."""
+    send, lost = client._http.request, []
+
+    def unreliable(*given: Any, **more: Any) -> Any:
+        answer = send(*given, **more)
+        if len(lost) < 2:
+            lost.append(more["content"])
+            raise httpx.ReadError("connection lost")
+        return answer
+
+    client._http.request = unreliable  # type: ignore[method-assign]
+    got = client.take(cluster, {"name": "a", "gpus": 8})
+    assert got.gpus and lost[0] == lost[1]
+    version = client.read(cluster)["version"]
+    assert version == 1
+
+
+@pytest.mark.skipif(shutil.which("go") is None, reason="no Go compiler")
+def test_go_client(url: str, cluster: str, tmp_path: Path) -> None:
+    """The example compiles without dependencies, takes GPUs, sends again, and gives back."""
+    folder = shutil.copytree(EXAMPLES / "go", tmp_path / "client")
+    done = subprocess.run(
+        ["go", "run", ".", url, cluster], cwd=folder, capture_output=True, text=True, timeout=300,
+        env=os.environ | {"OPTSCHED_TOKEN": TOKEN},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "24 GPUs are free" in done.stdout and "32 GPUs are free" in done.stdout
+
+
+LUA = """
+slurm = {SUCCESS = 0, NO_VAL = 4294967294}
+function slurm.log_user(text, ...) print("user: " .. string.format(text, ...)) end
+slurm.log_info = slurm.log_user
+assert(dofile(arg[1]) == 0)
+for _, text in ipairs({"8 2", "8 3", "4 2"}) do
+  local each, nodes = text:match("(%d) (%d)")
+  local job = {comment = "optsched", tres_per_node = "gres/gpu:h100:" .. each,
+               min_nodes = tonumber(nodes)}
+  assert(slurm_job_submit(job, {}, 1000) == 0)
+  print(tostring(job.req_nodes))
+end
+local job = {tres_per_job = "gres/gpu=8"}
+assert(slurm_job_submit(job, {}, 1000) == 0 and job.req_nodes == nil)
+"""
+
+
+@pytest.mark.skipif(not (shutil.which("lua5.4") or shutil.which("luajit")), reason="no Lua")
+def test_job_submit_plugin(url: str, cluster: str, client: Client, tmp_path: Path) -> None:
+    """Nodes of one rack, a reason, and the original request where fewer nodes would do."""
+    (tmp_path / "header").write_text(f"Authorization: Bearer {TOKEN}")
+    (tmp_path / "run.lua").write_text(LUA)
+    lua = shutil.which("lua5.4") or shutil.which("luajit") or ""
+    done = subprocess.run(
+        [lua, tmp_path / "run.lua", EXAMPLES / "slurm" / "job_submit.lua"], capture_output=True,
+        text=True, timeout=60, env=os.environ | {
+            "OPTSCHED_HEADER": str(tmp_path / "header"),
+            "OPTSCHED_URL": f"{url}/v1/clusters/{cluster}/changes",
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[1] in ("n0,n1", "n2,n3") and lines[0] == f"user: optsched: runs on {lines[1]}"
+    assert "needs" in lines[2] and "free are" in lines[2] and lines[3:5] == ["nil", "nil"]
+    assert client.read(cluster)["free"] == 16
+
+
+@functools.cache
+def sync() -> Any:
+    """The example that updates live clusters, as a module."""
+    spec = importlib.util.spec_from_file_location("sync", EXAMPLES / "sync_cluster.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def state_of(owners: list[int]) -> ClusterState:
+    """Owner of every GPU: 0 free, 1 down, else a job."""
+    jobs: dict[str, list[int]] = {}
+    for gpu, owner in enumerate(owners):
+        jobs.setdefault(f"j{owner}", []).append(gpu)
+    free, down = jobs.pop("j0", []), jobs.pop("j1", [])
+    rows = {name: CLUSTER.written(ids) for name, ids in jobs.items()}
+    return ClusterState.parse(CLUSTER, CLUSTER.written(free), rows, CLUSTER.written(down))
+
+
+def counts_of(state: ClusterState) -> dict[str, list[int]]:
+    """GPUs by host of every job, and those down."""
+    held = {job.name: CLUSTER.counts(job.gpus).tolist() for job in state.jobs}
+    return held | {"down": CLUSTER.counts(state.down).tolist()}
+
+
+OWNERS = st.lists(st.integers(0, 5), min_size=32, max_size=32)
+
+
+@given(OWNERS, OWNERS)
+def test_updates_end_in_the_real_state(one: list[int], other: list[int]) -> None:
+    """The changes lead from any state to one with the numbers of GPUs of any other, and end."""
+    live, real = (ClusterSnapshot(state_of(owners), tuple(
+        PlanJob(name=job.name, gpus=len(job.gpus)) for job in state_of(owners).jobs
+    )) for owners in (one, other))  # fmt: skip
+    decision = Decision(Status.of(live, 0, 0), BottleneckBandwidth(CLUSTER), {})
+    for parts in sync().changes(live, real):
+        decision.make(msgspec.convert(msgspec.to_builtins({"id": "x", **parts}), Change))
+    after = decision.status.snapshot("main")
+    assert counts_of(after.state) == counts_of(real.state)
+    assert {job.name for job in after.jobs} == {job.name for job in real.jobs}
+    assert sync().changes(after, real) == []
+
+
+def test_kubernetes_is_followed(client: Client, url: str, tmp_path: Path) -> None:
+    """The example creates the cluster from the API server's objects and follows them."""
+    pods = [pod("a-0", 8), pod("b-0", 4)]
+    pods[0]["spec"]["nodeName"] = "n0"
+    lists = {"/api/v1/nodes": [node(f"n{i}", f"r{i // 2}") for i in range(4)], "/api/v1/pods": pods}
+
+    class Api(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(msgspec.json.encode({"items": lists[self.path]}))
+
+        def log_message(self, *_: Any) -> None: ...
+
+    CLUSTER.write(tmp_path / "cluster.json")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Api) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        words = ["kubernetes", "--url", url, "--cluster", "followed", "--create", "cluster.json"]
+        env = os.environ | {"OPTSCHED_TOKEN": TOKEN,
+                            "KUBERNETES_API": f"http://127.0.0.1:{server.server_port}"}  # fmt: skip
+        command = [sys.executable, EXAMPLES / "sync_cluster.py", *words]
+        subprocess.run(command, check=True, cwd=tmp_path, env=env)
+        assert client.read("followed")["free"] == 24
+        pods[0]["status"]["phase"], pods[1]["spec"]["nodeName"] = "Succeeded", "n3"
+        subprocess.run(command, check=True, cwd=tmp_path, env=env)
+        server.shutdown()
+    found = client.read("followed")
+    assert found["free"] == 28 and "n3:0-3" in str(found["snapshot"]["state"])
+    body = {"Pod": pod("c-0", 8, 2), "NodeNames": [f"n{i}" for i in range(4)]}
+    names, scores = (
+        httpx.post(f"{url}/v1/clusters/followed/kubernetes/{verb}", json=body,
+                   auth=("kube-scheduler", TOKEN)).json() for verb in ("filter", "prioritize")
+    )  # fmt: skip
+    assert names["NodeNames"] == ["n0"] and "requested 8" in names["FailedNodes"]["n3"]
+    assert [row["Score"] for row in scores] == [10, 0, 0, 0]
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    """The manifests of a file."""
+    return [*yaml.safe_load_all((EXAMPLES / "kubernetes" / name).read_text())]
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """Options of ``optsched serve`` or another command, which is not run."""
+    group: Any = typer.main.get_command(commands)
+    command = group.get_command(typer.Context(group), words[0])
+    found: dict[str, Any] = command.make_context(words[0], [*words[1:]]).params
+    return found
+
+
+def test_manifests() -> None:
+    """Ports, paths, options, mounts and annotations are those of the service."""
+    (config,) = documents("scheduler.yaml")
+    (extender,) = config["extenders"]
+    address = urlsplit(extender["urlPrefix"])
+    assert (address.port, address.password) == (Settings().port, "TOKEN")
+    paths = create_app(Settings(workers=1), [routes(None)]).openapi()["paths"]  # type: ignore[arg-type]
+    path = address.path.replace("/main/", "/{name}/")
+    assert {f"{path}/{extender[key]}" for key in ("filterVerb", "prioritizeVerb")} <= paths.keys()
+    found = {one["kind"]: one for one in documents("optsched.yaml")}
+    spec = found["Deployment"]["spec"]["template"]["spec"]
+    service, update, scheduler = spec["containers"]
+    options = parsed(["serve", *service["args"]])
+    assert options["port"] == service["ports"][0]["containerPort"] == Settings().port
+    assert found["Service"]["spec"]["ports"][0]["port"] == Settings().port
+    probes = (service[key]["httpGet"] for key in ("readinessProbe", "livenessProbe"))
+    assert all(probe["path"] in paths for probe in probes)
+    mounts = {one["mountPath"] for one in service["volumeMounts"]}
+    assert {str(options["token_file"].parent), str(options["state"])} == mounts
+    volumes = {one["name"] for one in spec["volumes"]}
+    assert volumes == {m["name"] for c in spec["containers"] for m in c["volumeMounts"]}
+    given = sync().arguments(update["command"][2:])
+    assert Path(update["command"][1]).parent == Path(given.create).parent
+    assert scheduler["command"][1].endswith("/scheduler.yaml")
+    (job,) = documents("job.yaml")
+    template = job["spec"]["template"]
+    assert template["metadata"]["annotations"] == {
+        PODS[0]: str(job["spec"]["completions"]),
+        LEVEL: "rack",
+    }
+    assert template["spec"]["schedulerName"] == config["profiles"][0]["schedulerName"]
+    assert {one["role"] for one in documents("kind.yaml")[0]["nodes"]} == {
+        "control-plane",
+        "worker",
+    }
+
+
+def test_container_file() -> None:
+    """Every path that is copied exists and is not ignored; every command has these options."""
+    text = (ROOT / "Containerfile").read_text().replace("\\\n", " ")
+    kept = {line[1:] for line in (ROOT / ".containerignore").read_text().split() if line[0] == "!"}
+    copied = [shlex.split(line)[1:-1] for line in text.splitlines()
+              if line.startswith("COPY") and "--from" not in line]  # fmt: skip
+    assert {one for row in copied for one in row} == kept
+    assert all((ROOT / one).exists() for one in kept)
+    lists = {key: msgspec.json.decode(re.findall(rf"^{key} (\[.*\])$", text, re.M)[0])
+             for key in ("ENTRYPOINT", "CMD")}  # fmt: skip
+    options = parsed([*lists["ENTRYPOINT"], *lists["CMD"]][1:])
+    assert options["port"] == int(re.findall(r"^EXPOSE (\d+)$", text, re.M)[0])
+    assert str(options["state"]) == re.findall(r"^VOLUME (\S+)$", text, re.M)[0]
+    warmup = re.findall(r"RUN optsched (warmup .*)$", text, re.M)[0]
+    cache = re.findall(r"NUMBA_CACHE_DIR=(\S+)", text)[0]
+    assert str(parsed(shlex.split(warmup))["cache_dir"]) == cache
+    assert "USER 10001" in text and f":{options['port']}/v1/health" in text
+    check = msgspec.json.decode(re.findall(r"CMD (\[.*?\])", text)[0])
+    compile(check[2], "HEALTHCHECK", "exec")
