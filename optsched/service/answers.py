@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import traceback
 from contextlib import suppress
@@ -10,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from optsched.errors import (
-    CyclicOrder,
     Infeasible,
     InputError,
+    InternalError,
     MissingExtra,
+    OptschedError,
     UnsupportedProblem,
 )
 from optsched.io.files import decode_text
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+
+LOGGER: Final = logging.getLogger("optsched.service")
 
 MAX_DEPTH: Final = 64
 """Levels of objects and lists in a body."""
@@ -126,33 +130,32 @@ def replied(call: Callable[[Any], Any], data: bytes, name: str) -> Reply:
         return refused(error, tree, data, name)
 
 
-def refused(error: Exception, tree: Any, data: bytes, name: str) -> Reply:
-    """Return the refusal of an exception that the parsed body of a query raised."""
-    if isinstance(error, Infeasible):
-        return _explained(409, error, tree, data, name)
-    if isinstance(error, (CyclicOrder, InputError, UnsupportedProblem, MissingExtra,
-                          RecursionError)):  # fmt: skip
-        return _explained(400, error, tree, data, name)
+def refused(error: Exception, tree: Any = None, data: bytes = b"", name: str = "") -> Reply:
+    """Return the refusal of an exception: field and value are those of its sentence.
+
+    `Infeasible` is a conflict, and what is not raised on purpose a bug. Sentences without an
+    expectation refer to the schema `name`; `tree` is the parsed body, `data` its bytes.
+    """
     if isinstance(error, MemoryError):
-        return refusal(413, "body", None, "this request needs more memory; send a smaller one")
-    message = f"a bug in optsched: {type(error).__name__}; please report it"
-    trace = "".join(traceback.format_exception(error))
-    return refusal(500, "", None, message)._replace(trace=trace)
-
-
-def _explained(status: int, error: Exception, tree: Any, data: bytes, name: str) -> Reply:
-    """Find field and value in the sentence of an exception."""
-    message = str(error) or "nested too deeply"
+        return refusal(413, "body", None, "expected less: this request needs too much memory")
+    if isinstance(error, InternalError) or not isinstance(error, (OptschedError, RecursionError)):
+        text = f"a bug in optsched: {type(error).__name__}; please report it"
+        trace = "".join(traceback.format_exception(error))
+        return refusal(500, "service", None, text)._replace(trace=trace)
+    message, places = str(error), []
+    if isinstance(error, RecursionError):
+        message = f"nested too deeply, expected at most {MAX_DEPTH} levels"
     if isinstance(error, (UnsupportedProblem, MissingExtra)):
         message = f"solver: {message}"
-    message, rest, places = re.sub(r"^body: ", "", message), "", []
-    rest = re.sub(r"^body:\d+(:\d+)?: ", "", message)
-    while match := _PLACE.match(rest):
+    message = message.removeprefix("body: ")
+    left = re.sub(r"^body:\d+(:\d+)?: ", "", message)
+    while match := _PLACE.match(left):
         places.append(match[1].split(", ")[0])
-        rest = rest[match.end() :]
-    field = re.sub(r"\.\[", "[", ".".join(places)) or "body"
+        left = left[match.end() :]
+    field = ".".join(places).replace(".[", "[") or "body"
+    status = 409 if isinstance(error, Infeasible) else 400
     if "expected" not in message and status == 400:
-        message += f"; see /v1/schemas/{name}"
+        message += f"; see /v1/schemas/{name}" if name else "; see /docs"
     return refusal(status, field, _value(message, field, tree, data), message)
 
 

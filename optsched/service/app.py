@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import socket
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
@@ -15,10 +14,10 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from optsched.errors import InputError
-from optsched.service.answers import Reply, answer, refusal
-from optsched.service.gate import Gate, Metrics
-from optsched.service.requests import QUERIES, Query
+from optsched.errors import InputError, OptschedError
+from optsched.service.answers import LOGGER, Reply, answer, refusal, refused
+from optsched.service.gate import PATHS, Gate, Metrics
+from optsched.service.requests import QUERIES
 from optsched.service.schemas import bundle, components, operation
 from optsched.service.settings import Settings
 from optsched.service.workers import Workers, warm_up
@@ -26,8 +25,6 @@ from optsched.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
-
-LOGGER: Final = logging.getLogger("optsched.service")
 
 
 class Health(msgspec.Struct):
@@ -68,8 +65,8 @@ def create_app(settings: Settings | None = None, routers: Sequence[APIRouter] = 
     app.state.settings, app.state.workers, app.state.metrics = known, workers, metrics
     app.add_middleware(Gate, settings=known, metrics=metrics)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
-    app.add_exception_handler(Exception, _bug)
-    app.add_exception_handler(InputError, _input_error)  # type: ignore[arg-type]
+    app.add_exception_handler(OptschedError, _refused)
+    app.add_exception_handler(Exception, _refused)
     for router in (_endpoints(), *routers):
         app.include_router(router)
     described = app.openapi
@@ -95,29 +92,27 @@ def _endpoints() -> APIRouter:
     router = APIRouter(prefix="/v1")
     for name, query in QUERIES.items():
         described = operation(query.text, query.body, query.result, query.example, codes=(409,))
-        path = f"/{name.replace('_', '-')}"
-        router.add_api_route(path, _query(name, query), methods=["POST"], name=name, **described)
+        route = PATHS[name].removeprefix(router.prefix)
+        router.add_api_route(route, _query(name), methods=["POST"], name=name, **described)
     described = operation("Whether the service answers.", None, Health)
     router.add_api_route("/health", _health, **described)
     router.add_api_route("/metrics", _metrics, summary="Numbers for Prometheus.")
     described = operation("JSON Schema of a document or a message.", None, dict)
     described["openapi_extra"] = {"parameters": [
-        {"name": "name", "in": "path", "required": True, "schema": {"enum": [*components()]}}
+        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"},
+         "example": "cluster"}
     ]}  # fmt: skip
     router.add_api_route("/schemas/{name}", _schema, **described)
     return router
 
 
-def _query(name: str, query: Query) -> Callable[[Request], Any]:
-    """Return the endpoint of a query: small decisions at once, others in a worker."""
+def _query(name: str) -> Callable[[Request], Any]:
+    """Return the endpoint of a query that a worker answers."""
 
     async def endpoint(request: Request) -> Response:
-        settings: Settings = request.app.state.settings
-        data = await request.body()
-        if query.quick and len(data) <= settings.quick_body:
-            return response(answer(name, data, settings.timeout))
-        workers: Workers = request.app.state.workers
-        return response(await workers.run(request.receive, answer, name, data, settings.timeout))
+        state, data = request.app.state, await request.body()
+        limit = state.settings.timeout
+        return response(await state.workers.run(request.receive, answer, name, data, limit))
 
     return endpoint
 
@@ -147,19 +142,15 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
         allowed = (error.headers or {}).get("allow", "another method")
         fault = ("method", method, f"expected {allowed}, got {method}")
     else:
-        fault = ("", path[:60], str(error.detail))
+        fault = ("path", path[:60], str(error.detail))
     found = response(refusal(error.status_code, *fault))
     found.headers.update(error.headers or {})
     return found
 
 
-async def _input_error(request: Request, error: InputError) -> Response:
-    return response(refusal(400, "", None, str(error)))
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-    message = f"a bug in optsched: {type(error).__name__}; please report it"
-    return response(refusal(500, "", None, message))
+async def _refused(request: Request, error: Exception) -> Response:
+    """Refuse what an endpoint refuses by an exception."""
+    return response(refused(error))
 
 
 def serve(settings: Settings, routers: Sequence[APIRouter] = ()) -> int:

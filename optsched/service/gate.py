@@ -6,12 +6,13 @@ import hmac
 from base64 import b64decode
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from optsched.service.answers import Reply, refusal
+from optsched.service.answers import LOGGER, Reply, answer, refusal
+from optsched.service.requests import QUERIES
 from optsched.service.settings import is_loopback
 
 if TYPE_CHECKING:
@@ -23,6 +24,11 @@ _BUCKETS = (.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30,
 
 OPEN: Final = ("/v1/health",)
 """Paths without a token."""
+
+PATHS: Final = {name: f"/v1/{name.replace('_', '-')}" for name in QUERIES}
+"""Path of every query."""
+
+_QUICK: Final = {PATHS[name]: name for name, query in QUERIES.items() if query.quick}
 
 
 class Metrics:
@@ -54,7 +60,7 @@ class Metrics:
 
 
 class Gate:
-    """ASGI middleware: refuses requests before they cost anything, and counts all of them."""
+    """ASGI middleware: counts all requests, refuses some, and answers small decisions itself."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self.app, self.settings, self.metrics = app, settings, metrics
@@ -83,26 +89,29 @@ class Gate:
             self.n -= 1
             self.metrics.in_flight.set(self.n)
             path = getattr(scope.get("route"), "path", "other")
+            path = scope["path"] if scope["path"] in _QUICK else path
             self.metrics.requests.labels(path, status).inc()
             self.metrics.seconds.labels(path).observe(perf_counter() - begin)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand the request on with its whole body, or refuse it."""
+        """Answer or refuse the request, or hand it on with its whole body."""
         headers = dict(scope["headers"])
-        found: Reply | list[Message] | None = self._refused(scope, headers)
-        if found is None:
-            found = await self._body(headers, receive)
-        if found is None:
-            return
-        if isinstance(found, Reply):
-            await respond(found, send)
-            return
-        ready = found
+        reply = self._refused(scope, headers)
+        body: bytes | None = b""
+        if reply is None:
+            reply, body = await self._body(headers, receive)
+        name = _QUICK.get(scope["path"]) if scope["method"] == "POST" else None
+        if reply is None and name and body is not None and len(body) <= self.settings.quick_body:
+            reply = answer(name, body, self.settings.timeout)
+        if reply is not None:
+            await respond(reply, send)
+        elif body is not None:
+            ready: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def replay() -> Message:
-            return ready.pop() if ready else await receive()
+            async def replay() -> Message:
+                return ready.pop() if ready else await receive()
 
-        await self.app(scope, replay, send)
+            await self.app(scope, replay, send)
 
     def _refused(self, scope: Scope, headers: dict[bytes, bytes]) -> Reply | None:
         settings = self.settings
@@ -114,12 +123,12 @@ class Gate:
         host = headers.get(b"host", b"localhost").decode("latin-1")
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         name = name.strip("[]")
-        if self._secret is None and not is_loopback(name) and name != "testserver":
+        if self._secret is None and not is_loopback(name):
             message = f"expected localhost, got {host!r:.60}; a service without token is local"
             return refusal(403, "host", host[:60], message)
         if self.n > settings.in_flight:
             message = f"{settings.in_flight} requests are being answered; send it again later"
-            return refusal(503, "", None, message)
+            return refusal(503, "in_flight", self.n, message)
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind != b"application/json":
@@ -128,31 +137,31 @@ class Gate:
                 return refusal(415, "content-type", text[:60], message)
         return None
 
-    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> Any:
-        """Return the body as one message, a refusal, or None if the client has gone."""
-        most, size, parts = self.settings.max_body, 0, []
-        large = refusal(
-            413, "body", None, f"expected at most {most} bytes; start with a larger --max-body"
-        )
+    async def _body(
+        self, headers: dict[bytes, bytes], receive: Receive
+    ) -> tuple[Reply | None, bytes | None]:
+        """Return a refusal, or the body; neither if the client has gone."""
+        most, parts, size = self.settings.max_body, list[bytes](), 0
         length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > most:
-            return large
+        size = int(length) if length.isdigit() else 0
         try:
             with anyio.fail_after(self.settings.timeout):
-                while True:
+                more = size <= most
+                size = 0 if more else size
+                while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return None
+                        return None, None
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
-                    if size > most:
-                        return large
-                    if not message.get("more_body"):
-                        break
+                    more = message.get("more_body", False) and size <= most
         except TimeoutError:
             message = f"expected the whole body within {self.settings.timeout:g} seconds"
-            return refusal(408, "body", None, message)
-        return [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+            return refusal(408, "body", None, message), None
+        if size > most:
+            text = f"expected at most {most} bytes, got {size} or more; see --max-body"
+            return refusal(413, "body", size, text), None
+        return None, b"".join(parts)
 
 
 def _bearer(given: bytes) -> bytes:
@@ -166,7 +175,9 @@ def _bearer(given: bytes) -> bytes:
 
 
 async def respond(reply: Reply, send: Send) -> None:
-    """Send a reply; one that is to be tried again says when, an early one ends the connection."""
+    """Send a reply, with the headers that go with its status."""
+    if reply.trace:
+        LOGGER.error(reply.trace)
     headers = [(b"content-type", b"application/json"),
                (b"content-length", str(len(reply.content)).encode())]  # fmt: skip
     if reply.status == 503:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -95,7 +94,6 @@ _CODES: Final = {
 }  # fmt: skip
 
 
-@cache
 def components() -> dict[str, Any]:
     """Return the schemas of all documents and messages, for ``components.schemas``."""
     found: dict[str, Any] = {}

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import signal
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import msgspec
 from anyio import to_process
 
-from optsched.service.answers import Reply, answer, refusal
+from optsched.service.answers import LOGGER, Reply, answer, refusal
 from optsched.service.requests import QUERIES
 
 if TYPE_CHECKING:
@@ -23,11 +22,11 @@ if TYPE_CHECKING:
     from optsched.service.gate import Metrics
     from optsched.service.settings import Settings
 
-_LOOK: Final = 60.0
-"""Seconds between two looks after idle workers, which are stopped after five minutes else."""
+_REST: Final = 60.0
+"""Seconds until all idle workers are used: after five minutes without use one would be stopped."""
 
 GONE: Final = Reply(499, b"")
-"""Nobody reads this reply."""
+"""Reply to a client that has disconnected."""
 
 
 class Workers:
@@ -35,14 +34,14 @@ class Workers:
 
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
-        self._slots = anyio.CapacityLimiter(settings.workers)
+        self._slots = anyio.Semaphore(settings.workers)
         self._free = anyio.CapacityLimiter(math.inf)
         self._queued = 0
 
     async def keep(self, group: TaskGroup) -> None:
         """Start all workers, and keep them as long as the group lives."""
         self._group = group
-        await self._fill()
+        await self._use_all()
         group.start_soon(self._look)
 
     async def run(self, receive: Receive, call: Callable[..., Reply], *args: Any) -> Reply:
@@ -50,8 +49,9 @@ class Workers:
 
         It is stopped when the client disconnects, or when the time of a request is over.
         """
-        if self._slots.available_tokens < 1 and self._queued >= self._settings.queue:
-            return refusal(503, "", None, "all workers are busy, the queue is full; try later")
+        if self._slots.value < 1 and self._queued >= self._settings.queue:
+            text = "expected a free worker, all are busy and the queue is full; try later"
+            return refusal(503, "workers", self._queued, text)
         reply = GONE
         async with anyio.create_task_group() as group:
 
@@ -74,46 +74,58 @@ class Workers:
             with anyio.fail_after(limit):
                 await self._slots.acquire()
         except TimeoutError:
-            return refusal(503, "", None, f"no worker was free for {limit:g} s; try later")
+            text = f"expected a free worker within {limit:g} s, all are busy; try later"
+            return refusal(503, "workers", self._queued, text)
         finally:
             self._queued -= 1
             self._metrics.queue.set(self._queued)
+        lost = "disconnect"
+        self._metrics.workers.inc()
         try:
-            self._metrics.workers.inc()
             with anyio.fail_after(limit + 1):
-                return await self._call(call, *args)
-        except anyio.get_cancelled_exc_class():
-            self._lost("disconnect")
-            raise
+                reply: Reply = await self._call(call, *args)
+            lost = ""
         except TimeoutError:
-            self._lost("timeout")
-            message = f"it takes more than {limit:g} s; send a smaller one, or raise --timeout"
-            return refusal(422, "body", None, message)
+            lost = "timeout"
+            text = f"expected work for at most {limit:g} s; send less, or raise --timeout"
+            reply = refusal(422, "body", None, text)
         except anyio.BrokenWorkerProcess:
-            self._lost("died")
-            return refusal(503, "", None, "the worker died and is replaced; send it again")
+            lost = "died"
+            reply = refusal(503, "workers", None, "the worker died and is replaced; try again")
         finally:
             self._metrics.workers.dec()
-            self._slots.release()
+            if lost:
+                self._metrics.lost.labels(lost).inc()
+                self._group.start_soon(self._use)
+            else:
+                self._slots.release()
+        return reply
 
     async def _call(self, call: Callable[..., Any], *args: Any) -> Any:
         return await to_process.run_sync(call, *args, cancellable=True, limiter=self._free)
 
-    def _lost(self, why: str) -> None:
-        self._metrics.lost.labels(why).inc()
-        self._group.start_soon(self._fill)
+    async def _use(self) -> None:
+        """Warm up a worker, a new one if none is idle, and release the slot."""
+        while True:
+            try:
+                await self._call(warm)
+                break
+            except anyio.BrokenWorkerProcess as error:
+                LOGGER.error("a worker does not start (%s), next try in 1 s", error)
+                await anyio.sleep(1)
+        self._slots.release()
 
-    async def _fill(self) -> None:
-        """Run something in all idle workers at once: those that are missing are started."""
+    async def _use_all(self) -> None:
+        """Warm up as many workers as there are free slots."""
         async with anyio.create_task_group() as group:
-            for _ in range(int(self._slots.available_tokens)):
-                group.start_soon(self._call, warm)
+            for _ in range(self._slots.value):
+                self._slots.acquire_nowait()
+                group.start_soon(self._use)
 
     async def _look(self) -> None:
         while True:
-            await anyio.sleep(_LOOK)
-            with suppress(anyio.BrokenWorkerProcess, ExceptionGroup):
-                await self._fill()
+            await anyio.sleep(_REST)
+            await self._use_all()
 
 
 _is_warm = False
@@ -131,7 +143,7 @@ def warm() -> None:
 
 
 def warm_up(quick: bool = False) -> None:
-    """Answer the examples, or those of quick queries."""
+    """Answer the examples of all queries, or of the quick ones."""
     for name, query in QUERIES.items():
         if query.quick or not quick:
             answer(name, msgspec.json.encode(query.example), 10.0)

@@ -1,0 +1,285 @@
+"""The HTTP service: answers, refusals, limits, workers; most of it in this process."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("fastapi")
+pytest.importorskip("prometheus_client")
+
+from fastapi import APIRouter, Request, Response
+from starlette.testclient import TestClient
+
+from benchmarks.service.hostile import bodies, fault
+from optsched import InputError
+from optsched.service.answers import MAX_DEPTH, Reply, answer
+from optsched.service.app import create_app, response
+from optsched.service.gate import PATHS
+from optsched.service.requests import QUERIES
+from optsched.service.schemas import DOCUMENTS, bundle
+from optsched.service.settings import Settings, is_loopback, read_token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TOKEN = "0123456789abcdefghij"
+
+router = APIRouter(prefix="/v1/test")
+
+
+def slept(seconds: float) -> Reply:
+    """Called in a worker."""
+    time.sleep(seconds)
+    return Reply(200, b"{}")
+
+
+def died() -> Reply:
+    """Called in a worker."""
+    import os
+
+    os._exit(3)
+
+
+@router.post("/sleep/{seconds}")
+async def sleep(request: Request, seconds: float) -> Response:
+    """Occupy a worker."""
+    return response(await request.app.state.workers.run(request.receive, slept, seconds))
+
+
+@router.post("/die")
+async def die(request: Request) -> Response:
+    """End a worker."""
+    return response(await request.app.state.workers.run(request.receive, died))
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[TestClient]:
+    """A service with one worker, and endpoints that misuse it."""
+    settings = Settings(workers=1, queue=1, timeout=2, quick_body=2000, max_body=100_000)
+    with TestClient(create_app(settings, [router]), base_url="http://localhost") as found:
+        yield found
+
+
+def client(**settings: Any) -> TestClient:
+    """A service without workers."""
+    return TestClient(create_app(Settings(**settings)), base_url="http://localhost")
+
+
+def metric(found: TestClient, name: str) -> float:
+    """The value of a line of /v1/metrics."""
+    lines = found.get("/v1/metrics").text.splitlines()
+    return next((float(one.split()[-1]) for one in lines if one.startswith(f"{name} ")), 0.0)
+
+
+def answered(found: TestClient, path: str, body: Any) -> Any:
+    """Send a request until there is a worker for it, as refusals by 503 say."""
+    for _ in range(30):
+        if (sent := found.post(path, json=body)).status_code != 503:
+            return sent
+    raise AssertionError(sent.text)
+
+
+def refused(found: Any, status: int, field: str) -> dict[str, Any]:
+    """Check a refusal and return it."""
+    assert found.status_code == status, found.text
+    error: dict[str, Any] = found.json()["error"]
+    assert set(error) == {"field", "value", "message"} and error["field"] == field, error
+    return error
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_every_query_answers_its_example(name: str, running: TestClient) -> None:
+    """In the event loop or in a worker, with the id that it was given."""
+    body = QUERIES[name].example | {"id": "r1"}
+    found = running.post(PATHS[name], json=body)
+    assert found.status_code == 200, found.text
+    assert found.json()["id"] == "r1"
+    same = json.loads(answer(name, json.dumps(body).encode(), 10).content)
+    assert {**found.json(), "seconds": 0, "schedule": 0} == {**same, "seconds": 0, "schedule": 0}
+
+
+def test_large_small_decisions_go_to_a_worker(running: TestClient) -> None:
+    """The answer is the same."""
+    body = json.dumps(QUERIES["choose"].example)
+    long = body + " " * 3000
+    headers = {"content-type": "application/json"}
+    found = [running.post("/v1/choose", content=one, headers=headers) for one in (body, long)]
+    assert found[0].json() == found[1].json()
+    assert metric(running, "optsched_workers_busy") == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "field", "value"),
+    [
+        ("choose", {"gpus": -1}, "gpus", -1),
+        ("choose", {"gpus": True}, "gpus", True),
+        ("choose", {"gpu": 4}, "body", "gpu"),
+        ("choose", {"cluster": None}, "cluster", None),
+        ("choose", {"policy": {"required": 3}}, "policy.required", 3),
+        ("choose", {"deadline": 0}, "deadline", 0),
+        ("solve", {"time_limit": 11}, "time_limit", 11),
+        ("solve", {"solver": "nosuch"}, "solver", None),
+        ("solve", {"problem": {"format": "optsched.subset/1", "model": {"file": "/etc/passwd"}}},
+         "problem.model", None),
+        ("clear", {"request": "nosuch"}, "request", None),
+        ("verify", {"objective": "makespan"}, "objective", None),
+    ],
+)  # fmt: skip
+def test_refusals_name_field_and_value(
+    name: str, change: dict[str, Any], field: str, value: Any
+) -> None:
+    """They are sentences with what to do."""
+    found = answer(name, json.dumps(QUERIES[name].example | change).encode(), 10)
+    error = json.loads(found.content)["error"]
+    assert found.status == 400 and error["field"] == field, error
+    assert value is None or error["value"] == value
+
+
+def test_requests_that_cannot_be_satisfied_are_conflicts() -> None:
+    """Not faults of the body."""
+    found = answer("choose", json.dumps(QUERIES["choose"].example | {"gpus": 9}).encode(), 10)
+    assert found.status == 409 and b"requested 9" in found.content
+
+
+def test_hostile_bodies_are_refused_with_a_way_out() -> None:
+    """A few hundred; benchmarks/service/hostile.py sends many more."""
+    seed = random.randrange(10**6)
+    for _, (name, body) in zip(range(300), bodies(seed), strict=False):
+        found = answer(name, body, 2.0)
+        assert not fault(found.status, found.content), (seed, name, body, found)
+
+
+@given(st.binary(max_size=200), st.sampled_from([*QUERIES]))
+def test_any_bytes_are_refused(data: bytes, name: str) -> None:
+    """Never another exception."""
+    found = answer(name, data, 1.0)
+    assert found.status == 400 and not fault(found.status, found.content)
+
+
+def test_depth_is_limited_outside_of_strings() -> None:
+    """Brackets in strings do not count."""
+    deep = QUERIES["solve"].example | {"options": {"x": json.loads("[" * 62 + "]" * 62)}}
+    flat = QUERIES["choose"].example | {"id": '[{"\\' * 40}
+    assert b"nested too deeply" not in answer("solve", json.dumps(deep).encode(), 1).content
+    deep["options"]["x"] = [deep["options"]["x"]] * 2
+    found = answer("solve", json.dumps(deep).encode(), 1)
+    assert found.status == 400 and f"at most {MAX_DEPTH}".encode() in found.content
+    assert answer("choose", json.dumps(flat).encode(), 1).status == 200
+
+
+def test_gate_refuses_before_an_endpoint_runs() -> None:
+    """Paths, methods, types, sizes, hosts, tokens."""
+    found = client(max_body=2000)
+    body = QUERIES["choose"].example
+    refused(found.get("/v1/nosuch"), 404, "path")
+    refused(found.get("/v1/choose"), 405, "method")
+    refused(found.post("/v1/choose", data={"gpus": "4"}), 415, "content-type")
+    refused(found.post("/v1/choose", json=body | {"x": "a" * 2000}), 413, "body")
+    chunks = (b"a" * 1000 for _ in range(3))
+    kind = {"content-type": "application/json"}
+    refused(found.post("/v1/choose", content=chunks, headers=kind), 413, "body")
+    refused(found.get("/v1/health", headers={"host": "evil.example:80"}), 403, "host")
+    refused(found.get("/v1/schemas/nosuch"), 400, "name")
+    for host in ("localhost:1", "127.0.0.1", "[::1]:8765", "[::1]"):
+        assert found.get("/v1/health", headers={"host": host}).status_code == 200
+
+
+def test_token_is_required_and_never_shown() -> None:
+    """Only the state of the service is open."""
+    found = client(token=TOKEN)
+    assert found.get("/v1/health").status_code == 200
+    for given_token in ("", "Bearer ", f"Bearer {TOKEN}x", f"Basic {TOKEN}", "Bearer é"):
+        headers = {"authorization": given_token.encode()}
+        for path in ("/v1/metrics", "/v1/openapi.json", "/docs", "/v1/schemas/state"):
+            refused(found.get(path, headers=headers), 401, "authorization")
+        refused(found.post("/v1/decide", json={}, headers=headers), 401, "authorization")
+    headers = {"authorization": f"Bearer {TOKEN}", "host": "gpu-master:8765"}
+    sent = found.post("/v1/decide", json=QUERIES["decide"].example, headers=headers)
+    assert sent.status_code == 200
+    assert TOKEN not in repr(Settings(token=TOKEN))
+
+
+def test_settings_refuse_unsafe_and_wrong_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other hosts than the loopback interface need a token; a message never has it."""
+    for host in ("0.0.0.0", "::", "10.0.0.1", "gpu-master", "127.0.0.1.evil"):
+        assert not is_loopback(host)
+        with pytest.raises(InputError, match="give a token"):
+            Settings(host=host)
+        Settings(host=host, token=TOKEN)
+    for wrong in ("short", "a b" * 10, "x" * 2000, "é" * 20):
+        with pytest.raises(InputError, match="token: expected") as error:
+            Settings(token=wrong)
+        assert wrong not in str(error.value)
+    for field, value in (("port", 70_000), ("workers", 0), ("timeout", float("nan")),
+                         ("max_body", True), ("in_flight", 0), ("queue", -1)):  # fmt: skip
+        with pytest.raises(InputError, match=field):
+            Settings(**{field: value})
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    assert read_token(tmp_path / "token") == TOKEN
+    monkeypatch.setenv("OPTSCHED_TOKEN", TOKEN)
+    assert read_token(None) == TOKEN
+
+
+def test_dead_workers_are_replaced(running: TestClient) -> None:
+    """The request of a dead one gets a 503, the next one an answer."""
+    found = running.post("/v1/test/die", json={})
+    refused(found, 503, "workers")
+    assert found.headers["retry-after"]
+    assert answered(running, "/v1/clear", QUERIES["clear"].example).status_code == 200
+    assert metric(running, 'optsched_workers_lost_total{why="died"}') == 1
+
+
+def test_long_requests_queue_and_are_stopped(running: TestClient) -> None:
+    """One runs, one queues, others are refused; what takes too long is stopped."""
+    with ThreadPoolExecutor(4) as threads:
+        sent = [threads.submit(running.post, "/v1/test/sleep/30", json={})]
+        while metric(running, "optsched_workers_busy") < 1:
+            time.sleep(0.01)
+        sent.append(threads.submit(running.post, "/v1/test/sleep/0", json={}))
+        while metric(running, "optsched_queue") < 1:
+            time.sleep(0.01)
+        refused(running.post("/v1/test/sleep/0", json={}), 503, "workers")
+        assert running.post("/v1/choose", json=QUERIES["choose"].example).status_code == 200
+        refused(sent[0].result(), 422, "body")
+        assert sent[1].result().status_code in (200, 503)
+    assert answered(running, "/v1/test/sleep/0", {}).status_code == 200
+
+
+def test_schemas_are_complete_and_accept_the_examples() -> None:
+    """The OpenAPI page refers only to schemas that it has, and describes every endpoint."""
+    validator = pytest.importorskip("jsonschema_rs")
+    page = client().get("/v1/openapi.json").json()
+    known, text = page["components"]["schemas"], json.dumps(page)
+    for reference in set(text.split('"#/components/schemas/')[1:]):
+        assert reference.partition('"')[0] in known
+    for path in PATHS.values():
+        described = page["paths"][path]["post"]
+        content = described["requestBody"]["content"]["application/json"]
+        schema = bundle(content["schema"]["$ref"].rpartition("/")[2])
+        assert validator.is_valid(schema, content["example"])
+        assert not validator.is_valid(schema, [])
+        assert {"200", "400", "409", "413", "503"} <= described["responses"].keys()
+    for name in DOCUMENTS:
+        assert client().get(f"/v1/schemas/{name}").json() == bundle(name)
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_answers_keep_their_schema(name: str) -> None:
+    """As the OpenAPI page describes them."""
+    validator = pytest.importorskip("jsonschema_rs")
+    page = create_app().openapi()
+    described = page["paths"][PATHS[name]]["post"]["responses"]["200"]
+    schema = described["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    found = json.loads(answer(name, json.dumps(QUERIES[name].example).encode(), 10).content)
+    validator.validator_for(bundle(schema)).validate(found)
