@@ -247,7 +247,8 @@ def test_endpoints() -> None:
             raise InputError(f"cluster: no cluster {name!r}")
         return BottleneckBandwidth(RACKS), kube.state()
 
-    client = TestClient(create_app(Settings(workers=1), [routes(live)]))  # no worker is started
+    app = create_app(Settings(workers=1), [routes(live)])  # no worker is started
+    client = TestClient(app, base_url="http://localhost")
     body = kube.body(pod("a-0", 8, 3))
     found = client.post("/v1/clusters/main/kubernetes/filter", json=body)
     assert found.status_code == 200 and found.json()["NodeNames"] == ["n0"]
