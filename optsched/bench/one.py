@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import threading
 import time
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from optsched.bench.run import Task
 
 
 def main() -> None:
     """Read the task, solve, answer; exit when the parent exits."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of solvers must not mix with the answer
-    task = json.loads(sys.stdin.buffer.readline())
+    task = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
         answer = _solve(task)
@@ -27,17 +31,14 @@ def main() -> None:
     os._exit(0)  # threads of solvers are not joined
 
 
-def _solve(task: dict[str, Any]) -> dict[str, Any]:
+def _solve(task: Task) -> dict[str, Any]:
     import optsched
-    from optsched.bench.instances import load
     from optsched.model import document
 
-    problem = load(task["source"]).problem
-    if problem.sha256 != task["sha256"]:
-        raise optsched.InputError(f"{task['source']}: changed since the benchmark began")
+    problem = task.instance.problem
     result = optsched.solve(
-        problem, task["solver"], time_limit=task["time_limit"], workers=task["workers"],
-        iterations=task["iterations"], seed=task["seed"], options=task["options"],
+        problem, task.solver, time_limit=task.time_limit, workers=task.workers,
+        iterations=task.iterations, seed=task.seed, options=task.options,
     )  # fmt: skip
     if result.contradiction:
         raise optsched.InternalError(result.contradiction)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import platform
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from optsched.bench.rows import Row
 from optsched.errors import InputError
 from optsched.model import document
 from optsched.model.verify import verify
+from optsched.solving.fan_out import fan_out
 from optsched.solving.limits import available_cores
 from optsched.version import __version__
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from optsched.bench.instances import Instance
     from optsched.kernels.compile import Entry
+    from optsched.solving.fan_out import Engine
 
 COMMAND = [sys.executable, "-m", "optsched.bench.one"]
 
@@ -70,16 +73,11 @@ class Task:
         )  # fmt: skip
 
 
-def run_all(tasks: Sequence[Task], jobs: int = 1) -> Generator[Row, None, None]:
-    """Yield rows as solves finish, `jobs` processes at a time; closing it kills the others."""
-    runner = _Runner()
-    with ThreadPoolExecutor(jobs) as pool:
-        try:
-            for done in as_completed([pool.submit(runner.run, task) for task in tasks]):
-                if (row := done.result()) is not None:
-                    yield row
-        finally:
-            runner.cancel()
+def run_all(tasks: Sequence[Task], engine: Engine | None = None) -> Generator[Row, None, None]:
+    """Yield rows as solves finish; closing it ends those that run on this machine."""
+    with closing(fan_out(_run, tasks, engine)) as outcomes:
+        for index, row, error in outcomes:
+            yield row or tasks[index].row._replace(error=str(error)[:500])
 
 
 def missing_kernels(tasks: Sequence[Task]) -> list[Entry]:
@@ -91,89 +89,60 @@ def missing_kernels(tasks: Sequence[Task]) -> list[Entry]:
     return [one for one in all_entries([*packages])[0] if not one.stored]
 
 
-class _Runner:
-    """Starts a process per task; `cancel` kills all."""
-
-    def __init__(self) -> None:
-        self.cancelled = False
-        self.running: set[subprocess.Popen[str]] = set()
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        for process in list(self.running):
-            process.kill()
-
-    def run(self, task: Task) -> Row | None:
-        """Solve in a process and verify the answer; None if cancelled."""
-        if self.cancelled:
-            return None
-        began = time.perf_counter()
-        answer = self._answer(task)
-        wall = time.perf_counter() - began
-        if self.cancelled:
-            return None
-        error = answer.get("error") or _objection(task, answer)
-        keys = ("time_to_best", "time_to_proof", "seconds", "cpu_seconds")
-        kept: dict[str, Any] = {
-            key: None if answer.get(key) is None else round(answer[key], 5) for key in keys
-        }
-        if not error:
-            kept |= {key: answer[key] for key in ("status", "objective", "lower_bound")}
-            kept["history"] = json.dumps(answer["history"], separators=(",", ":"))
-        return task.row._replace(
-            **kept,
-            wall_seconds=round(wall, 5),
-            error=" ".join(error.split())[:500],
-            versions=answer.get("versions", ""),
-            finished=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        )
-
-    def _answer(self, task: Task) -> dict[str, Any]:
-        """Return the answer of a process, or an error; its stdin closes with this process."""
-        most = None if task.time_limit is None else 2 * task.time_limit + GRACE
-        if most is not None:
-            most = min(most, threading.TIMEOUT_MAX)
-        read, write = os.pipe()
-        with tempfile.TemporaryFile("w+", errors="replace") as noise:
-            process = subprocess.Popen(
-                COMMAND,
-                stdin=read, stdout=subprocess.PIPE, stderr=noise, text=True,
-                start_new_session=os.name == "posix",  # Ctrl-C is for the parent alone
-            )  # fmt: skip
-            self.running.add(process)
-            try:
-                if self.cancelled:  # meanwhile
-                    process.kill()
-                os.write(write, (json.dumps(_wire(task)) + "\n").encode())
-                return dict(json.loads(process.communicate(timeout=most)[0]))
-            except subprocess.TimeoutExpired:
-                limit = f"a limit of {task.time_limit:g} s"
-                return {"error": f"did not stop {most:.0f} s after {limit}"}
-            except ValueError:
-                noise.seek(0)
-                last = "".join(f": {line}" for line in noise.read().strip().splitlines()[-1:])
-                return {"error": f"the process ended with code {process.returncode}{last}"}
-            finally:
-                process.kill()
-                process.wait()
-                if process.stdout is not None:
-                    process.stdout.close()
-                os.close(read)
-                os.close(write)
-                self.running.discard(process)
-
-
-def _wire(task: Task) -> dict[str, Any]:
-    return {
-        "source": task.instance.source,
-        "sha256": task.instance.problem.sha256,
-        "solver": task.solver,
-        "options": dict(task.options),
-        "seed": task.seed,
-        "workers": task.workers,
-        "time_limit": task.time_limit,
-        "iterations": task.iterations,
+def _run(task: Task) -> Row:
+    """Solve in a process and verify the answer."""
+    began = time.perf_counter()
+    answer = _answer(task)
+    wall = time.perf_counter() - began
+    error = answer.get("error") or _objection(task, answer)
+    keys = ("time_to_best", "time_to_proof", "seconds", "cpu_seconds")
+    kept: dict[str, Any] = {
+        key: None if answer.get(key) is None else round(answer[key], 5) for key in keys
     }
+    if not error:
+        kept |= {key: answer[key] for key in ("status", "objective", "lower_bound")}
+        kept["history"] = json.dumps(answer["history"], separators=(",", ":"))
+    return task.row._replace(
+        **kept,
+        wall_seconds=round(wall, 5),
+        error=" ".join(error.split())[:500],
+        versions=answer.get("versions", ""),
+        finished=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
+
+
+def _answer(task: Task) -> dict[str, Any]:
+    """Return the answer of a process, or an error; its stdin closes with this process."""
+    most = None if task.time_limit is None else 2 * task.time_limit + GRACE
+    if most is not None:
+        most = min(most, threading.TIMEOUT_MAX)
+    with tempfile.TemporaryFile() as noise:
+        process = subprocess.Popen(
+            COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=noise,
+            start_new_session=os.name == "posix",  # Ctrl-C is for the parent alone
+        )  # fmt: skip
+        given, process.stdin = process.stdin, None  # `communicate` would close it
+        assert given is not None
+        try:
+            with suppress(BrokenPipeError):  # it has ended; its code says more
+                given.write(pickle.dumps(task))
+                given.flush()
+            return dict(json.loads(process.communicate(timeout=most)[0]))
+        except subprocess.TimeoutExpired:
+            limit = f"a limit of {task.time_limit:g} s"
+            return {"error": f"did not stop {most:.0f} s after {limit}"}
+        except ValueError:
+            noise.seek(0)
+            lines = noise.read().decode(errors="replace").strip().splitlines()
+            last = "".join(f": {line}" for line in lines[-1:])
+            return {"error": f"the process ended with code {process.returncode}{last}"}
+        finally:
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+            with suppress(BrokenPipeError):
+                given.close()
 
 
 def _objection(task: Task, answer: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from optsched.cli.output import check_picture, console, wrote
 from optsched.cli.progress import Bar
 from optsched.errors import InputError, UnsupportedProblem
 from optsched.io.files import check_outputs
+from optsched.solving.fan_out import Engine
 from optsched.solving.limits import Limits, available_cores, default_workers
 from optsched.solving.solver import solver as find_solver
 from optsched.solving.solver import solvers as of_kind
@@ -42,9 +43,8 @@ def bench(
     seeds: Annotated[int, option("Runs of each, with seeds 0, 1, ...", min=1)] = 1,
     workers: options.Workers = None,
     option: options.Options = None,
-    jobs: Annotated[
-        int, option("Solves at once; above cores / workers they slow each other.", min=1)
-    ] = 1,
+    jobs: options.Jobs = None,
+    engine: options.EngineName = "loky",
     bounds: Annotated[
         Path | None,
         option(
@@ -75,7 +75,7 @@ def bench(
     names = options.words("solvers", [solvers])
     tasks, refusals = _tasks(instances, options.options_of(names, option, "solvers"), limits)
     results = Results(output)
-    _run(tasks, results, jobs, refusals, quiet)
+    _run(tasks, results, Engine(engine, jobs), refusals, quiet)
     if known is None:
         known = published_bounds((row.instance, row.sha256) for row in results.rows)
     summary = summarise(results.rows, known)
@@ -132,7 +132,7 @@ def _tasks(
 
 
 def _run(
-    tasks: Sequence[Task], results: Results, jobs: int, refusals: Sequence[str], quiet: bool
+    tasks: Sequence[Task], results: Results, engine: Engine, refusals: Sequence[str], quiet: bool
 ) -> None:
     """Run the tasks without a row, appending row by row."""
     from optsched.kernels.background import compile_all
@@ -151,7 +151,7 @@ def _run(
         update = bar.task("bench", len(tasks))
         update(finished)
         try:
-            with closing(run.run_all(left, jobs)) as rows:
+            with closing(run.run_all(left, engine)) as rows:
                 for row in rows:
                     results.append(row)
                     finished += not row.error

@@ -42,6 +42,8 @@ Iterations = Annotated[int | None, option("Steps of the solver: reproducible any
 Workers = Annotated[int | None, option("Cores to keep busy [default: 2].")]
 Options = Annotated[list[str] | None, option(_OPTION, "--option")]
 Seed = Annotated[int, option("Random seed.")]
+EngineName = Annotated[str, option("loky: this machine; a cluster: dask or ray.", "--engine")]
+Jobs = Annotated[int | None, option("Runs at once [default: 1, or a cluster's cores].", min=1)]
 AsJson = Annotated[bool, option("Print one JSON object.", "--json")]
 Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet")]
 History = Annotated[Path | None, option("History: *.schedule.json, one a policy.", "-o", "--out")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,14 +17,14 @@ from optsched.cli.tables import display, table
 from optsched.cluster import policies as registry
 from optsched.cluster.expected import expected_starts
 from optsched.cluster.policies.packing_table import PackingTable
-from optsched.cluster.simulate import simulate as simulate_policy
+from optsched.cluster.simulate import Case
 from optsched.cluster.workload.nodes import NodeChange, NodeFailures, Nodes
 from optsched.cluster.workload.synthetic import entropy_workload, synthetic
 from optsched.cluster.workload.trace import read_trace
 from optsched.cluster.world.start import read_start
-from optsched.errors import InputError
+from optsched.errors import InputError, OptschedError
 from optsched.io.values import file_label
-from optsched.kernels.compile import Entry
+from optsched.solving.fan_out import Engine, fan_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,6 +70,9 @@ def simulate(
     expected: Annotated[int | None, option("Draws of durations for expected starts.")] = None,
     spread: Annotated[float, option("Sigma of drawn over estimated durations.")] = 0.5,
     seed: Annotated[int, option("Of errors, curves, draws and generated workloads.")] = 0,
+    seeds: Annotated[int, option("Runs of each policy, from --seed on.", min=1, max=10**4)] = 1,
+    jobs: options.Jobs = None,
+    engine: options.EngineName = "loky",
     out: options.History = None,
     metrics: options.Metrics = None,
     plot: options.ReportFile = None,
@@ -91,30 +93,37 @@ def simulate(
         "estimate_error": estimate_error,
         "packing": [file_label(path) for path in tables] or None,
     }
-    outputs = RunOutputs(out, metrics, plot, tuple(names), inputs)
-    outputs.check(trace, *tables)
-    if expected is not None and (out or metrics or plot):
-        raise InputError("expected: prints starts only; leave out --out, --metrics and --plot")
-    site = Nodes.parse(nodes)
-    jobs = _workload(trace, site, seed)
-    if estimate_error:
-        jobs = jobs.with_estimate_error(estimate_error, seed)
+    if expected is not None and (out or metrics or plot or seeds > 1):
+        raise InputError("expected: prints starts only; leave out -o, --metrics, --plot, --seeds")
+    site, parallel = Nodes.parse(nodes), Engine(engine, jobs)
     settings: dict[str, Any] = {
         "restart_cost": restart, "resize": resize, "checkpoint": checkpoint, "round": round_time,
-        "changes": changes(change or [], failures, seed), "seed": seed,
         "start": _start(running, now, expected, site),
     }  # fmt: skip
-    if expected is not None:
+    cases = {}
+    for each in range(seed, seed + seeds):
+        work = _workload(trace, site, each)
+        if estimate_error:
+            work = work.with_estimate_error(estimate_error, each)
+        given = settings | {"changes": changes(change or [], failures, each), "seed": each}
         for name, one in chosen.items():
-            found = expected_starts(jobs, one, site, sigma=spread, samples=expected, **settings)
-            _print_expected(name, found, as_json)
+            label = name if seeds == 1 else f"{name} seed {each}"
+            cases[label] = Case(work, one, site, {**given})
+    outputs = RunOutputs(out, metrics, plot, tuple(cases), inputs)
+    outputs.check(trace, *tables)
+    if expected is not None:
+        for label, (work, one, _, given) in cases.items():
+            found = expected_starts(
+                work, one, site, sigma=spread, samples=expected, parallel=parallel, **given
+            )
+            _print_expected(label, found, as_json)
         return
-    runs, complete = _run_all(jobs, chosen, site, settings, quiet=quiet)
+    runs, failure = _run_all(cases, parallel, quiet=quiet)
     if runs:
         outputs.show(runs, as_json=as_json, quiet=quiet)
         outputs.write(runs, quiet=quiet or as_json)
-    if not complete:
-        raise typer.Exit(130)
+    if failure is not None:
+        raise failure
 
 
 def policies(
@@ -207,39 +216,46 @@ def _workload(trace: str, nodes: Nodes, seed: int) -> Workload:
 
 
 def _run_all(
-    jobs: Workload,
-    policies: Mapping[str, Policy],
-    nodes: Nodes,
-    settings: Mapping[str, Any],
-    *,
-    quiet: bool,
-) -> tuple[dict[str, Run], bool]:
-    """Return runs by policy, in order, and whether all are complete (False after Ctrl-C)."""
+    cases: dict[str, Case], engine: Engine, *, quiet: bool
+) -> tuple[dict[str, Run], Exception | None]:
+    """Return runs by label, in order, and why others are missing (Exit: Ctrl-C)."""
     runs: dict[str, Run] = {}
+    failure: Exception | None = None
     with Bar(quiet=quiet) as bar:
+        if here := engine.name == "loky" and engine.jobs in (None, 1):
+            for label, case in cases.items():
+                counter = bar.task(label, len(case.workload))
+                case.settings["on_progress"] = lambda _, ended, __, show=counter: show(ended)
+        update = bar.task("simulate", len(cases))
         try:
-            for name, policy in policies.items():
-                update, since = bar.task(name, len(jobs)), time.monotonic()
-                compiled = Entry.seconds_compiling
-
-                def report(now: int, ended: int, jobs: int, update: Any = update) -> None:
-                    update(ended)
-
-                run = simulate_policy(jobs, policy, nodes, on_progress=report, **settings)
-                runs[name] = run
-                for note in run.notes:
-                    bar.print(f"{name}: {note}")
-                taken = time.monotonic() - since - (Entry.seconds_compiling - compiled)
-                ended = int((run.log.finished >= 0).sum())
-                if taken >= progress.FIRST_AFTER and not bar.shown:
-                    some = "" if ended == len(jobs) else f"{ended:,} of "
-                    bar.print(f"{name}: {some}{len(jobs):,} jobs in {taken:.1f} s")
-                if ended < len(jobs):
-                    bar.print(f"interrupted: {ended:,} of {len(jobs):,} jobs ended in {name}")
-                    for job, reason in [*run.waiting().items()][:_MOST_NAMED]:
-                        bar.print(f"{job} pending: {reason.text}")
-                    return runs, False
+            for index, value, error in fan_out(Case.run, cases.values(), engine):
+                label = [*cases][index]
+                if value is None:
+                    failure = failure or type(error)(f"{label}: {error}")
+                    continue
+                runs[label], taken = value
+                if not here:
+                    update(len(runs))
+                if not _reported(bar, label, runs[label], taken):
+                    return runs, typer.Exit(130)
         except KeyboardInterrupt:
-            bar.print(f"interrupted: {len(runs)} of {len(policies)} policies are done")
-            return runs, False
-    return runs, True
+            bar.print(f"interrupted: {len(runs)} of {len(cases)} simulations are done")
+            failure = typer.Exit(130)
+        except OptschedError as error:  # of the engine
+            failure = error
+    return {label: runs[label] for label in cases if label in runs}, failure
+
+
+def _reported(bar: Bar, label: str, run: Run, taken: float) -> bool:
+    """Print notes of a simulation; return whether it is complete."""
+    for note in run.notes:
+        bar.print(f"{label}: {note}")
+    jobs, ended = len(run.workload), int((run.log.finished >= 0).sum())
+    if taken >= progress.FIRST_AFTER and not bar.shown:
+        some = "" if ended == jobs else f"{ended:,} of "
+        bar.print(f"{label}: {some}{jobs:,} jobs in {taken:.1f} s")
+    if ended < jobs:
+        bar.print(f"interrupted: {ended:,} of {jobs:,} jobs ended in {label}")
+        for job, reason in [*run.waiting().items()][:_MOST_NAMED]:
+            bar.print(f"{job} pending: {reason.text}")
+    return ended == jobs

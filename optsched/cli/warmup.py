@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from time import perf_counter
 from typing import Annotated
@@ -32,6 +30,7 @@ def warmup(
     from optsched.cli.progress import Bar
     from optsched.kernels.background import all_entries, compile_all
     from optsched.kernels.compile import folder
+    from optsched.solving.fan_out import Engine, fan_out
     from optsched.solving.limits import available_cores
 
     if folder() is None:
@@ -45,9 +44,9 @@ def warmup(
     from optsched.cluster.policies import NAMED
 
     begin = perf_counter()
-    with ProcessPoolExecutor(available_cores(), get_context("spawn")) as pool:
-        for _ in pool.map(_compile_rule, NAMED):
-            pass
+    for outcome in fan_out(_compile_rule, NAMED, Engine("loky", available_cores())):
+        if outcome.error is not None:
+            raise outcome.error
     print(f"rules of {len(NAMED)} policies: {perf_counter() - begin:.1f} s")
 
 

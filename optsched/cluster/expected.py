@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from optsched.cluster.results.metrics import nearest_rank
-from optsched.cluster.simulate import simulate
+from optsched.cluster.simulate import Case
 from optsched.cluster.workload.job import MOST_WORK
 from optsched.cluster.world.start import Start, rows_of
 from optsched.errors import InputError
 from optsched.io.values import format_value, integer, number
+from optsched.solving.fan_out import fan_out
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from optsched.cluster.results.run import Run
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.policy import Policy, Reason
     from optsched.model.schedule import IntArray
+    from optsched.solving.fan_out import Engine
 
 
 class ExpectedStart(NamedTuple):
@@ -42,6 +46,7 @@ def expected_starts(
     samples: int = 100,
     seed: int = 0,
     percentiles: Sequence[float] = (10, 50, 90),
+    parallel: Engine | None = None,
     **settings: Any,
 ) -> dict[str, ExpectedStart]:
     """Simulate a running cluster on with drawn durations, and collect starts of waiting jobs.
@@ -59,6 +64,8 @@ def expected_starts(
         Simulations, and the seed of all draws.
     percentiles
         In (0, 100].
+    parallel
+        Where draws are simulated, and how many at once; the result does not depend on it.
     settings
         Other arguments of `simulate`.
 
@@ -79,22 +86,22 @@ def expected_starts(
     left = runs | (done < workload.work)
     waiting = np.flatnonzero(left & ~runs & (workload.submit <= start.now))
 
-    def simulated(sigma: float) -> Any:
+    def case(sigma: float) -> Case:
         work = np.where(left, _drawn(workload, done, sigma, random), workload.work)
-        run = simulate(workload.changed(work=work), policy, nodes, start=start, **settings)
-        if run.log.finished.min() < 0:  # after Ctrl-C
-            raise KeyboardInterrupt
-        return run
+        return Case(workload.changed(work=work), policy, nodes, {"start": start, **settings})
 
-    likely = simulated(0.0)
+    likely = _complete(case(0.0))
     reasons = likely.waiting(start.now)
     found = np.empty((count, len(waiting)), np.int64)
-    for k in range(count):
-        log = likely.log if sigma == 0 else simulated(sigma).log
-        first = np.full(len(workload), np.iinfo(np.int64).max)
-        since = log.start >= start.now
-        np.minimum.at(first, log.job[since], log.start[since])
-        found[k] = first[waiting]
+    if sigma == 0:
+        found[0] = _starts(likely, start.now)[waiting]
+    else:
+        cases = (case(sigma) for _ in range(count))
+        with closing(fan_out(_first_starts, cases, parallel)) as outcomes:
+            for k, first, error in outcomes:
+                if first is None:
+                    raise type(error)(f"draw {k}: {error}")
+                found[k] = first[waiting]
     return {
         workload.names[j]: ExpectedStart(
             tuple(int(nearest_rank(found[:, i], p)) for p in percentiles),
@@ -102,6 +109,25 @@ def expected_starts(
         )
         for i, j in enumerate(waiting.tolist())
     }
+
+
+def _first_starts(case: Case) -> IntArray:
+    """Simulate, and return the first start of every job from now on."""
+    return _starts(_complete(case), case.settings["start"].now)
+
+
+def _complete(case: Case) -> Run:
+    run, _ = case.run()
+    if run.log.finished.min() < 0:  # after Ctrl-C
+        raise KeyboardInterrupt
+    return run
+
+
+def _starts(run: Run, now: int) -> IntArray:
+    first = np.full(len(run.workload), np.iinfo(np.int64).max)
+    since = run.log.start >= now
+    np.minimum.at(first, run.log.job[since], run.log.start[since])
+    return first
 
 
 def _drawn(

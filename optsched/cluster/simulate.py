@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import time
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from optsched.errors import InputError
 from optsched.io.values import format_value, one_of
@@ -107,6 +109,23 @@ def simulate(
     notes = tuple(sentences(jobs, nodes)) if callable(sentences) else ()
     options, reasons = policy_options(chosen), getattr(chosen, "reasons", None)
     return Run(jobs, nodes, settings, chosen.name, options, log, notes=notes, reasons=reasons)
+
+
+class Case(NamedTuple):
+    """Arguments of one simulation of a sweep, which a process can be sent."""
+
+    workload: Workload
+    policy: Policy | str
+    nodes: Nodes
+    settings: dict[str, Any]
+
+    def run(self) -> tuple[Run, float]:
+        """Simulate, the policy as it was given; return the seconds without compiling, too."""
+        from optsched.kernels.compile import Entry
+
+        since, compiled = time.monotonic(), Entry.seconds_compiling
+        run = simulate(self.workload, copy.deepcopy(self.policy), self.nodes, **self.settings)
+        return run, time.monotonic() - since - (Entry.seconds_compiling - compiled)
 
 
 def _log(

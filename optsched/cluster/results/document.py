@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import lines
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from optsched.cluster.results.run import Run
+    from optsched.model.schedule import IntArray
 
 FORMAT = "optsched.metrics/1"
 
@@ -26,12 +29,13 @@ SETTINGS = ("restart_cost", "resize", "checkpoint", "round", "seed")
 def to_json(
     runs: Mapping[str, Run], *, per_job: bool = True, inputs: Mapping[str, Any] | None = None
 ) -> bytes:
-    """The document of runs of one workload on the same nodes, by label (a policy's name, mostly).
+    """The document of runs of the same jobs on the same nodes, by label (a policy's name, mostly).
 
     Times are in ``time_unit``. Every run has ``policy``, ``options``, ``settings``, ``metrics`` by
     name (null: not finite) and, in ``jobs`` if `per_job`, columns in the order of ``names`` (null:
-    not ended); ``waiting`` says why jobs wait after a Ctrl-C, or at the start of a simulation from
-    now, and ``notes`` what the policy reports. `inputs` are what else the runs were made from.
+    not ended), ``submit`` among them if it is not that of the first run; ``waiting`` says why jobs
+    wait after a Ctrl-C, or at the start of a simulation from now, and ``notes`` what the policy
+    reports. `inputs` are what else the runs were made from.
 
     Raises
     ------
@@ -55,7 +59,9 @@ def to_json(
     if per_job:
         members["names"] = some.workload.names
         members["submit"] = some.workload.submit.tolist()
-    members["runs"] = lines({label: lines(_record(r, per_job), 2) for label, r in runs.items()}, 1)
+    first = some.workload.submit
+    rows = {label: lines(_record(run, per_job, first), 2) for label, run in runs.items()}
+    members["runs"] = lines(rows, 1)
     return lines(members)
 
 
@@ -73,7 +79,7 @@ def described(run: Run) -> dict[str, Any]:
     }
 
 
-def _record(run: Run, per_job: bool) -> dict[str, Any]:
+def _record(run: Run, per_job: bool, first: IntArray) -> dict[str, Any]:
     found, record = run.metrics, described(run)
     record["settings"]["changes"] = [
         {"time": c.time, "node": c.node, "kind": c.kind} for c in run.settings.changes
@@ -88,6 +94,8 @@ def _record(run: Run, per_job: bool) -> dict[str, Any]:
             name: {"why": why, "text": text} for name, (why, text) in waiting.items()
         }
     columns = {}
+    if not np.array_equal(run.workload.submit, first):
+        columns["submit"] = run.workload.submit.tolist()
     for key in (
         "jct", "queueing", "waiting", "waiting_for_room", "gpu_time", "restarts_by_job",
         "preemptions_by_job", "rho",

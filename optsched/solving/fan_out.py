@@ -1,0 +1,141 @@
+"""Run independent calls in processes of this machine, or on a dask or ray cluster, by joblib."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+
+from optsched.errors import InputError, MissingExtra, OptschedError
+from optsched.io.values import integer, one_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator
+
+Cell = TypeVar("Cell")
+Value = TypeVar("Value")
+
+ENGINES: Final = ("loky", "dask", "ray")
+_CHECKED_EVERY_S: Final = 0.5  # interval at which a worker looks for its parent
+
+
+class Engine(NamedTuple):
+    """Where calls run: ``loky`` (this machine), ``dask`` or ``ray``, and how many at once.
+
+    The cluster is the one of ``DASK_SCHEDULER_ADDRESS`` or ``RAY_ADDRESS``, otherwise a local one.
+    `jobs` None: one call at once with loky, as many as the cluster has cores with the others.
+    """
+
+    name: str = "loky"
+    jobs: int | None = None
+
+
+class Outcome(NamedTuple, Generic[Value]):
+    """Result of one call, by position of its argument; `error` instead of a value if it raised."""
+
+    index: int
+    value: Value | None
+    error: OptschedError | None = None
+
+
+def fan_out(
+    function: Callable[[Cell], Value], cells: Iterable[Cell], engine: Engine | None = None
+) -> Generator[Outcome[Value], None, None]:
+    """Yield outcomes as calls end; closing the generator ends the calls that run here.
+
+    With one job of loky calls run in this process, and need not be picklable.
+
+    Raises
+    ------
+    InputError
+        A wrong engine or number of jobs.
+    OptschedError
+        A process of a worker died, or the cluster has no workers.
+    """
+    from joblib import Parallel, delayed, parallel_config
+
+    name, given = engine or Engine()
+    one_of("engine", name, ENGINES)
+    jobs = 1 if name == "loky" else -1
+    jobs = jobs if given is None else integer("jobs", given, 1, 4096)
+    here = name == "loky" and jobs == 1
+    settings: dict[str, Any] = {"n_jobs": jobs, "batch_size": 1, "max_nbytes": None}
+    if name == "loky":  # which keeps workers for the next call, if they are of the same place
+        place = os.getpid(), os.getcwd(), tuple(sys.path)
+        settings["initializer"], settings["initargs"] = _begin, place
+    elif jobs > 0:  # the number of calls in flight; the cluster has its size already
+        settings["pre_dispatch"] = jobs
+    calls = (
+        delayed(_called)(function, i, cell if here else pickle.dumps(cell), here)
+        for i, cell in enumerate(cells)
+    )
+    settings["return_as"] = "list" if name == "ray" else "generator_unordered"
+    try:
+        with _cluster(name, jobs):
+            with parallel_config(backend=name):
+                parallel = Parallel(**settings)
+            for index, value, kind, text in parallel(calls):
+                yield Outcome(index, value, None if kind is None else kind(text))
+    except (RuntimeError, TimeoutError) as error:  # of loky and dask, about their workers
+        text = " ".join(str(error).split())[:200]
+        raise OptschedError(f"engine {name}: {type(error).__name__}: {text}") from None
+
+
+def _called(
+    function: Callable[[Any], Any], index: int, cell: Any, here: bool
+) -> tuple[int, Any, type[OptschedError] | None, str]:
+    """Call in a worker; exceptions travel as text, since not all of them can be pickled."""
+    try:
+        return index, function(cell if here else pickle.loads(cell)), None, ""
+    except OptschedError as error:
+        return (
+            index,
+            None,
+            InputError if isinstance(error, InputError) else OptschedError,
+            f"{error}",
+        )
+    except Exception as error:
+        return index, None, OptschedError, f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def _cluster(name: str, jobs: int) -> Iterator[None]:
+    """Connect to the cluster of an engine, or start one on this machine."""
+    try:
+        if name == "loky":
+            yield
+        elif name == "dask":
+            from dask import config
+            from distributed import Client
+
+            address = config.get("scheduler-address", None)
+            local = {"threads_per_worker": 1, "dashboard_address": ":0"}
+            local |= {"n_workers": jobs} if jobs > 0 else {}
+            with Client(address) if address else Client(**local):
+                yield
+        else:
+            from ray.util.joblib import register_ray
+
+            register_ray()
+            yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("dask", "distributed", "ray"):
+            raise
+        raise MissingExtra(f"engine {name}", name) from None
+
+
+def _begin(parent: int, *_: object) -> None:
+    """Set up a worker of loky: Ctrl-C is for the parent alone, and its end is the worker's too."""
+
+    def follow() -> None:
+        while os.getppid() == parent:
+            time.sleep(_CHECKED_EVERY_S)
+        os._exit(1)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=follow, daemon=True).start()
