@@ -104,7 +104,7 @@ def check(file: ScenarioFile, log: LogFile) -> None:
 
     Example: optsched slim check s.json log.json
     """
-    violations = check(Scenario.read(file), log)
+    violations = check_log(Scenario.read(file), log)
     for violation in violations:
         print(violation)
     print(f"{log}: {f'{len(violations)} violations' if violations else 'right'}")
