@@ -10,7 +10,6 @@ CPU time of single calls. `fresh`: a state that no call has seen, with jobs of u
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import random
@@ -24,8 +23,8 @@ from benchmarks.bandwidth.measured_data import VARIABLE
 from benchmarks.bandwidth.scenarios import uniform
 from benchmarks.bandwidth.subset_surrogate import truth
 from benchmarks.machine import machine
-from optsched.bandwidth import ClusterState, Dispatcher, Policy
-from optsched.cli.dispatch import answer_all
+from optsched.bandwidth import ClusterState, Dispatcher
+from optsched.service.stream import OpenState, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,15 +61,19 @@ def main() -> None:
         )
         state, _ = max(asked, key=lambda one: len(one[0].jobs))
         for what, lines in (
-            ("requests", [{"gpus": 1 + i % len(state.free)} for i in range(20_000)]),
+            ("requests", [
+                {"do": "choose", "gpus": 1 + i % len(state.free)} for i in range(20_000)
+            ]),
             ("takes and gives", [
-                {"gpus": 1, "name": "j"} if i % 2 == 0 else {"give": "j"} for i in range(20_000)
+                {"do": "choose", "gpus": 1, "job": "j"} if i % 2 == 0 else
+                {"do": "give", "job": "j"} for i in range(20_000)
             ]),
         ):  # fmt: skip
-            text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+            session = Session()
+            session.states[""] = OpenState(known.model, state, traffic="heavy")
             begin = time.thread_time()
-            streams = io.BytesIO(text), io.BytesIO()
-            answer_all(known.model, state, *streams, policy=Policy(), traffic="heavy")
+            for line in lines:
+                session.answer(json.dumps(line).encode())
             took = time.thread_time() - begin
             print(f"{name}: stream, {what}: {len(lines) / took:.0f} lines a second")
 

@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
 COMMANDS: Final = {
     "solve": Entry("solve", "Solve an instance; Ctrl-C keeps the best schedule so far."),
-    "verify": Entry("verify", "Check schedules independently of every solver."),
+    "verify": Entry("solve", "Check schedules independently of every solver."),
     "show": Entry("show", "Describe or draw a schedule; bounds and solvers of an instance."),
     "convert": Entry("convert", "Write a problem, or a schedule, in another format."),
     "generate jobarray": Entry("generate", "Sibling jobs of a real model."),
@@ -39,7 +39,7 @@ COMMANDS: Final = {
     "arraypipe run": Entry("arraypipe", "Train a script's jobs by a schedule."),
     "arraypipe report": Entry("arraypipe", "Losses, devices and times of a run."),
     "arraypipe demo": Entry("arraypipe", "Train four sibling jobs; compare with each alone."),
-    "gpus choose": Entry("dispatch", "Choose the free GPUs with the highest bandwidth."),
+    "gpus choose": Entry("choose", "Choose the free GPUs with the highest bandwidth."),
     "gpus topology import": Entry("topology", "Write a cluster from files of its tools."),
     "gpus topology show": Entry("topology", "Types of hosts, links, domains; a map of GPUs."),
     "gpus topology state": Entry("topology", "Write the state of a running cluster."),
@@ -55,6 +55,7 @@ COMMANDS: Final = {
     "cluster elastic": Entry("elastic", "Train jobs on a shared pool of workers."),
     "plan": Entry("plan", "What starts on a live cluster, when the others do, what to move."),
     "serve": Entry("service", "Answer queries over HTTP."),
+    "stream": Entry("service", "Answer queries as lines of JSON."),
     "slim make": Entry("slim", "Make a scenario of serving."),
     "slim plan": Entry("slim", "Choose the resident instances of every server."),
     "slim simulate": Entry("slim", "Simulate a router on a scenario."),

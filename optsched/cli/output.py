@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from optsched.errors import InternalError, MissingExtra
 from optsched.io.text import one_line
@@ -64,14 +64,6 @@ def check_picture(path: Path | None, suffixes: tuple[str, ...] | None = None) ->
     check_suffix(path, suffixes)
     if find_spec("matplotlib") is None:  # an import would take a second
         raise MissingExtra("plots", "plot")
-
-
-def answer_lines(lines: BinaryIO, answers: BinaryIO, answer: Callable[[int, bytes], bytes]) -> None:
-    """Answer every line that is not blank; an answer is flushed before the next line is read."""
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            answers.write(answer(number, line.rstrip(b"\r\n")))
-            answers.flush()
 
 
 def stdin_or_file(file: Path) -> tuple[str, str]:

@@ -1,14 +1,16 @@
-"""``optsched serve``: the HTTP service."""
+"""``optsched serve`` and ``stream``: queries over HTTP, or as lines of JSON."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import Annotated
 
 import typer
 
-from optsched.cli.options import option
-from optsched.errors import MissingExtra
+from optsched.cli.options import OptionalOutput, argument, option
+from optsched.errors import InputError, MissingExtra
+from optsched.io.files import check_outputs, read_bytes
 
 
 def serve(
@@ -44,3 +46,41 @@ def serve(
     )  # fmt: skip
     if code := serve_http(settings, routers(state)):
         raise typer.Exit(code)
+
+
+def stream(
+    file: Annotated[Path | None, argument("Requests, a line each [default: stdin].")] = None,
+    cluster: Annotated[Path | None, option("Of --state: optsched.cluster/1.")] = None,
+    model: Annotated[Path | None, option("Of --state: optsched.bandwidth/1.")] = None,
+    state: Annotated[Path | None, option("For requests that name none: optsched.state/1.")] = None,
+    traffic: Annotated[str, option("Demands of jobs: given, idle, moderate, heavy.")] = "given",
+    output: OptionalOutput = None,
+) -> None:
+    """Answer every line, in order; a refused one gets an error, and the stream goes on.
+
+    A line is {"id": 1, "do": "choose", "gpus": 8}; {"do": "help"} lists all values of "do". -o
+    writes --state after all requests if none was refused; else the exit code is 1.
+
+    Example: optsched stream requests.jsonl --cluster c.json --state s.json
+    """
+    check_outputs([output], [file, cluster, model, state])
+    from optsched.bandwidth import ClusterState
+    from optsched.cli.choose import read_bandwidths
+    from optsched.service.stream import OpenState, Session
+
+    session = Session()
+    if state is not None:
+        known = read_bandwidths(cluster, model)
+        running = ClusterState.read(state, known.cluster)
+        session.states[""] = OpenState(known, running, traffic=traffic)
+    elif cluster is not None or model is not None or output is not None:
+        raise InputError("state: missing; --cluster, --model and -o belong to --state")
+    from_stdin = file is None or str(file) == "-"
+    for line in sys.stdin.buffer if from_stdin else read_bytes(file).split(b"\n"):
+        if line.strip():
+            sys.stdout.buffer.write(session.answer(line))
+            sys.stdout.buffer.flush()
+    if session.refused:
+        raise typer.Exit(1)
+    if output is not None:
+        session.states[""].state.write(output)

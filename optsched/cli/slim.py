@@ -15,6 +15,7 @@ from optsched.errors import InputError
 from optsched.io.files import check_outputs
 from optsched.io.strict_json import indented
 from optsched.plots.picture import PICTURES
+from optsched.serving.log_check import check as check_log
 from optsched.serving.plan import plan_instances, plan_of
 from optsched.serving.routers import FORMS, router_of
 from optsched.serving.scenario import Scenario

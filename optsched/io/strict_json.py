@@ -35,6 +35,9 @@ _PATH = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _HALF_ESCAPED = re.compile(r"\\u[dD][89a-fA-F]")  # or a whole pair
 HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 _UNKNOWN: Final = object()
+_MOST_KNOWN: Final = 16
+"""Fields that a message lists."""
+
 MAX_SHOWN: Final = 60
 """Characters of a value that a message repeats."""
 
@@ -256,9 +259,12 @@ def _explain(message: str, tree: Any, kind: Any) -> str:
     if match := re.match(r"Object missing required field `(.*)`", fault, re.DOTALL):
         return f'{place}: the field "{match[1]}" is missing'
     if match := re.match(r"Object contains unknown field `(.*)`", fault, re.DOTALL):
-        return f"{place}: unknown field {format_json(match[1])}"
+        known = [f.encode_name for one in _types(kind, steps) for f in getattr(one, "fields", ())]
+        rule = f"; expected one of {', '.join(known)}" if 0 < len(known) <= _MOST_KNOWN else ""
+        return f"{place}: unknown field {format_json(match[1])}{rule}"
     rule = _rule(fault)
-    if fault.startswith("Invalid enum value") and (values := _allowed(kind, steps)):
+    values = [value for one in _types(kind, steps) for value in getattr(one, "values", ())]
+    if values and fault.startswith("Invalid enum value"):
         rule = f"one of {', '.join(map(format_json, values))}"
     if node is not _UNKNOWN:
         return f"{place}: expected {rule}, got {format_json(node)}"
@@ -266,8 +272,8 @@ def _explain(message: str, tree: Any, kind: Any) -> str:
     return f"{place}: expected {rule}{f', got {_rule(got[1])}' if got else ''}"
 
 
-def _allowed(kind: Any, steps: Sequence[tuple[str, str]]) -> list[Any]:
-    """Values of the enumeration at a path of a struct, [] if it is not found."""
+def _types(kind: Any, steps: Sequence[tuple[str, str]]) -> list[Any]:
+    """Types at a path of a struct, [] if it is not found."""
     types: list[Any] = [msgspec.inspect.type_info(kind)]
     for key, index in [*steps, ("", "")]:
         types = [part for one in types for part in getattr(one, "types", (one,))]  # of unions
@@ -276,7 +282,7 @@ def _allowed(kind: Any, steps: Sequence[tuple[str, str]]) -> list[Any]:
         members = [f for one in types for f in getattr(one, "fields", ()) if f.encode_name == key]
         inner = "item_type" if index else "value_type"
         types = [f.type for f in members] + [getattr(t, inner) for t in types if hasattr(t, inner)]
-    return [value for one in types for value in getattr(one, "values", ())]
+    return types
 
 
 def _rule(fault: str) -> str:

@@ -109,7 +109,7 @@ def answer(name: str, data: bytes, limit: float) -> Reply:
     return replied(call, data, name)
 
 
-def replied(call: Callable[[Any], Any], data: bytes, name: str) -> Reply:
+def replied(call: Callable[[Any], Any], data: bytes, name: str | None) -> Reply:
     """Return what a function answers to a parsed body, or the refusal of its exception.
 
     Parameters
@@ -119,7 +119,7 @@ def replied(call: Callable[[Any], Any], data: bytes, name: str) -> Reply:
     data
         The body.
     name
-        Schema of the body, for messages.
+        Schema of the body, for messages; None for a line of a stream.
     """
     tree: Any = None
     try:
@@ -130,7 +130,7 @@ def replied(call: Callable[[Any], Any], data: bytes, name: str) -> Reply:
         return refused(error, tree, data, name)
 
 
-def refused(error: Exception, tree: Any = None, data: bytes = b"", name: str = "") -> Reply:
+def refused(error: Exception, tree: Any = None, data: bytes = b"", name: str | None = "") -> Reply:
     """Return the refusal of an exception: field and value are those of its sentence.
 
     `Infeasible` is a conflict, and what is not raised on purpose a bug. Sentences without an
@@ -154,7 +154,7 @@ def refused(error: Exception, tree: Any = None, data: bytes = b"", name: str = "
         left = left[match.end() :]
     field = ".".join(places).replace(".[", "[") or "body"
     status = 409 if isinstance(error, Infeasible) else 400
-    if "expected" not in message and status == 400:
+    if name is not None and "expected" not in message and status == 400:
         message += f"; see /v1/schemas/{name}" if name else "; see /docs"
     return refusal(status, field, _value(message, field, tree, data), message)
 

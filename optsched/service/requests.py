@@ -117,20 +117,25 @@ _CACHE: OrderedDict[bytes, Dispatcher] = OrderedDict()
 
 def choose(tree: Any, name: str) -> Chosen:
     """Answer a `Choose`."""
-    from optsched.bandwidth.topology.rates import KILOBYTES
-
     body = decode(tree, Choose, name)
     chooser, state = _dispatcher(body, name)
-    lines: list[str] = []
     with placed(f"{name}: "):
-        if body.best is not None and body.explain:
-            raise InputError("explain: expected false with best, got true")
-        if body.best is None:
-            found = [chooser.answer(state, body.gpus, body.deadline)]
-        else:
-            found = chooser.best(state, body.gpus, body.best, body.deadline)
-        if body.explain:
-            lines = chooser.explain(state, body.gpus, body.deadline).splitlines()
+        return chosen(body, chooser, state)
+
+
+def chosen(body: Any, chooser: Dispatcher, state: ClusterState) -> Chosen:
+    """Choose for a body with the fields of `Choose` beside cluster and state."""
+    from optsched.bandwidth.topology.rates import KILOBYTES
+
+    lines: list[str] = []
+    if body.best is not None and body.explain:
+        raise InputError("explain: expected false with best, got true")
+    if body.best is None:
+        found = [chooser.answer(state, body.gpus, body.deadline)]
+    else:
+        found = chooser.best(state, body.gpus, body.best, body.deadline)
+    if body.explain:
+        lines = chooser.explain(state, body.gpus, body.deadline).splitlines()
     rows = [Choice(state.written(one.gpus), one.value / KILOBYTES) for one in found]
     return Chosen(
         id=body.id, gpus=rows[0].gpus, bandwidth=rows[0].bandwidth, explain=lines,
@@ -154,13 +159,18 @@ class Scored(_Answer, kw_only=True):
 
 def scores(tree: Any, name: str) -> Scored:
     """Answer `Scores`."""
-    from optsched.bandwidth.search.dispatcher import PACKING
-
     body = decode(tree, Scores, name)
     chooser, state = _dispatcher(body, name)
-    weight = PACKING if body.packing is None else body.packing
     with placed(f"{name}: "):
-        return Scored(id=body.id, scores=chooser.scores(state, body.gpus, body.deadline, weight))
+        return scored(body, chooser, state)
+
+
+def scored(body: Any, chooser: Dispatcher, state: ClusterState) -> Scored:
+    """Score for a body with the fields of `Scores` beside cluster and state."""
+    from optsched.bandwidth.search.dispatcher import PACKING
+
+    weight = PACKING if body.packing is None else body.packing
+    return Scored(id=body.id, scores=chooser.scores(state, body.gpus, body.deadline, weight))
 
 
 class WhatIf(OnCluster, kw_only=True):
@@ -186,15 +196,20 @@ class Compared(_Answer, kw_only=True):
 
 def what_if(tree: Any, name: str) -> Compared:
     """Answer a `WhatIf`."""
+    body = decode(tree, WhatIf, name)
+    chooser, state = _dispatcher(body, name)
+    with placed(f"{name}: "):
+        return compared(body, chooser, state)
+
+
+def compared(body: Any, chooser: Dispatcher, state: ClusterState) -> Compared:
+    """Compare for a body with the fields of `WhatIf` beside cluster and state."""
     from optsched.bandwidth.topology.rates import KILOBYTES
 
     def rate(value: int | None) -> float | None:
         return None if value is None else value / KILOBYTES
 
-    body = decode(tree, WhatIf, name)
-    chooser, state = _dispatcher(body, name)
-    with placed(f"{name}: "):
-        what = chooser.what_if(state, body.gpus, body.deadline)
+    what = chooser.what_if(state, body.gpus, body.deadline)
     return Compared(
         id=body.id, gpus=state.written(what.gpus), bandwidth=what.share.value / KILOBYTES,
         alone=what.share.standalone / KILOBYTES, best=rate(what.best), regret=rate(what.regret),

@@ -179,8 +179,11 @@ def test_commands_say_so(cli: Cli) -> None:
     answer = json.loads(cli(*given, "--json").out)
     assert answer["counts"] == {"n1": 4} and answer["assumed"][0].startswith(said)
     assert "regret" not in answer
-    cli.feed('{"gpus": 4}\n{"what_if": "n1"}\n{"gpus": 4, "best": 2}\n{"scores": 4}\n')
-    ran = cli(*given[:6], "--stream")
+    verbs = ("choose", 4), ("what_if", "n1"), ("gang", None), ("scores", 4)
+    rows = [{"do": verb, "gpus": gpus} if gpus else {"do": verb, "jobs": {"x": 4}}
+            for verb, gpus in verbs]  # fmt: skip
+    cli.feed("".join(json.dumps(row) + "\n" for row in rows))
+    ran = cli("stream", *given[2:6])
     lines = [json.loads(line) for line in ran.out.splitlines()]
     assert [line.get("assumed", [""])[0].startswith(said) for line in lines] == [True] * 3 + [False]
     assert lines[1]["regret"] is None and said in ran.err

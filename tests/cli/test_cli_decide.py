@@ -94,33 +94,14 @@ def test_refused_states(cli: Cli, change: dict[str, Any], said: str) -> None:
 def test_refused_calls(cli: Cli) -> None:
     """No file, wrong words, no JSON."""
     put("s.json", STATE)
-    assert "give a file" in cli.refused("cluster", "decide")
     assert "no such file" in cli.refused("cluster", "decide", "nowhere.json")
     assert "scheduler: expected one of" in cli.refused(
         "cluster", "decide", "s.json", "--scheduler", "fifo"
     )
-    assert "read from stdin" in cli.refused("cluster", "decide", "s.json", "--stream")
     cli.feed(b"\xff{")
     assert "stdin:1: not a text file in UTF-8" in cli.refused("cluster", "decide", "-")
     twice = {"format": "optsched.decide/1", "pools": [{"agents": []}, {"agents": []}]}
     assert 'duplicate name "default"' in cli.refused("cluster", "decide", put("p.json", twice))
-
-
-def test_a_stream(cli: Cli) -> None:
-    """One answer a line, in order; a bad line gets an error and the next is read."""
-    lines = [
-        json.dumps({**STATE, "id": 7}), "", "{", json.dumps({**STATE, "id": "x", "fit": 3}),
-        json.dumps({**STATE, "scheduler": "fair_share"}), '"text"', "\xff",
-    ]  # fmt: skip
-    cli.feed("\n".join(lines).encode("latin-1"))
-    ran = cli("cluster", "decide", "--stream", "--no-preemption")
-    answers = [json.loads(line) for line in ran.out.splitlines()]
-    assert ran.code == 0 and len(answers) == 6
-    assert answers[0]["id"] == 7 and answers[0]["release"] == []
-    assert "line 3" in answers[1]["error"] and "start" not in answers[1]
-    assert answers[2]["id"] == "x" and "fit" in answers[2]["error"]
-    assert [row["task"] for row in answers[3]["start"]] == ["board", "small"]
-    assert "expected a JSON object" in answers[4]["error"] and "line 7" in answers[5]["error"]
 
 
 def jobs_of(out: str) -> dict[str, dict[str, Any]]:

@@ -134,9 +134,15 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
             "f: parts[0].n: expected an integer <= 2^53, got a number of more than 60 digits",
         ),
         ({"parts": [{"n": 1, "name": [1]}]}, "f: parts[0].name: expected a string, got a list"),
-        ({"parts": [{"n": 1, "x": 2}]}, 'f: parts[0]: unknown field "x"'),
-        ({"parts": [{"n": 1, "a\nb`": 2}]}, 'f: parts[0]: unknown field "a\\nb`"'),
-        ({"parts": [], " - at `$.x`": 2}, 'f: top level: unknown field " - at `$.x`"'),
+        ({"parts": [{"n": 1, "x": 2}]}, 'f: parts[0]: unknown field "x"; expected one of n, name'),
+        (
+            {"parts": [{"n": 1, "a\nb`": 2}]},
+            'f: parts[0]: unknown field "a\\nb`"; expected one of n, name',
+        ),
+        (
+            {"parts": [], " - at `$.x`": 2},
+            'f: top level: unknown field " - at `$.x`"; expected one of parts, named, flag, note',
+        ),
         ({"parts": [], "flag": 1}, "f: flag: expected true or false, got 1"),
         ({"parts": [], "note": {}}, "f: note: expected an integer or null, got an object"),
         ({"parts": [], "named": {"a.b": 5}}, "f: named.*: expected an object, got an integer"),

@@ -239,9 +239,9 @@ def test_a_full_cluster_is_no_bad_input():
         (lambda c: one(c).fail((99,)), "expected an integer in 0..31, got 99"),
         (lambda c: one(c).fail((2, 2)), "GPU n0/2 is given twice"),
         (lambda c: one(c).repair("n7"), "there is no host 'n7'"),
-        (lambda c: one(c).resize("a", (1, 2)), "resize: 'a' grows or shrinks; expected its GPUs"),
+        (lambda c: one(c).resize("a", (1, 2)), "gpus: expected those of 'a' and more, or some"),
         (lambda c: one(c).resize("a", ()), "got none (see move)"),
-        (lambda c: one(c).move("a", (1,)), "move: 'a' has 2 GPUs, got 1 (see resize)"),
+        (lambda c: one(c).move("a", (1,)), "gpus: expected 2 to move 'a', got 1 (see resize)"),
         (lambda c: one(c).take("n1", "b").move("a", "n1:0,1"), "GPU n1/0 is not free"),
     ],
 )

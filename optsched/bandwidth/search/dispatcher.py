@@ -306,7 +306,7 @@ class Dispatcher:
         """
         self._check(state)
         if not (chosen := state.free_ids(gpus)):
-            raise InputError("what_if: expected free GPUs, got none")
+            raise InputError("gpus: expected free GPUs, got none")
         demands = self.demands(state)
         try:
             best = self.answer(state, len(chosen), deadline).value

@@ -203,7 +203,7 @@ class ClusterState:
         """Start a job on free GPUs."""
         taken = self._joined(self.free_ids(gpus))
         if any(job.name == name for job in self.jobs):
-            raise InputError(f"jobs: there is a job {name!r:.60} already")
+            raise InputError(f"job: there is a job {name!r:.60} already")
         if not taken or not isinstance(name, str) or not name:
             raise InputError(f"take: expected GPUs and a name, got {name!r:.60}")
         label("take: name", name)
@@ -221,8 +221,8 @@ class ClusterState:
         after, held = set(self._ids(gpus)), set(self.job(name).gpus)
         if not after or not (after <= held or after >= held):
             raise InputError(
-                f"resize: {name!r:.60} grows or shrinks; expected its GPUs and more, or some of "
-                f"them, got {self.cluster.written(after) or 'none'} (see move)"
+                f"gpus: expected those of {name!r:.60} and more, or some of them, "
+                f"got {self.cluster.written(after) or 'none'} (see move)"
             )
         return self._holding(name, after)
 
@@ -230,8 +230,9 @@ class ClusterState:
         """Move a job to as many GPUs, each free or held by it before."""
         after, job = set(self._ids(gpus)), self.job(name)
         if len(after) != len(job.gpus):
+            held = len(job.gpus)
             raise InputError(
-                f"move: {name!r:.60} has {len(job.gpus)} GPUs, got {len(after)} (see resize)"
+                f"gpus: expected {held} to move {name!r:.60}, got {len(after)} (see resize)"
             )
         return self._holding(name, after)
 
@@ -269,7 +270,7 @@ class ClusterState:
         found, free = self._ids(gpus), set(self.free)
         if not free.issuperset(found):
             busy = next(gpu for gpu in found if gpu not in free)
-            raise InputError(f"GPU {self.cluster.gpu_name(busy)} is not free")
+            raise InputError(f"gpus: GPU {self.cluster.gpu_name(busy)} is not free")
         return found
 
     def _joined(self, gpus: tuple[int, ...]) -> tuple[int, ...]:
@@ -278,7 +279,8 @@ class ClusterState:
         if len(cluster.fabrics) > 1:
             used = {cluster.hosts[cluster.host_of[gpu]].domains[0] for gpu in gpus}
             if len(used) > 1:
-                raise InputError(f"{cluster.levels[0]}s {', '.join(sorted(used))} are not joined")
+                names = ", ".join(sorted(used))
+                raise InputError(f"gpus: {cluster.levels[0]}s {names} are not joined")
         return gpus
 
     def _ids(self, gpus: Iterable[int] | str) -> tuple[int, ...]:
@@ -299,7 +301,7 @@ class ClusterState:
             if job.name == name:
                 return j
         known = ", ".join(job.name for job in self.jobs[:8]) or "none"
-        raise InputError(f"jobs: there is no job {name!r:.60}; running: {known}")
+        raise InputError(f"job: there is no job {name!r:.60}; running: {known}")
 
     def _holding(self, name: str, after: set[int]) -> ClusterState:
         """Let a job hold these GPUs instead of those it has."""

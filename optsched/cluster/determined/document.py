@@ -53,7 +53,7 @@ class Waiting(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class Answer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """``optsched.decision/1``; `error` instead, in a stream, if a line is wrong."""
+    """``optsched.decision/1``."""
 
     format: str | None = None
     id: int | str | None = None
@@ -63,7 +63,6 @@ class Answer(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
     """Tasks that were to start, but fit nowhere when their turn came; None: there are none."""
     waiting: list[Waiting] | None = None
     """Reason of each task that neither runs nor starts; None: there are none."""
-    error: str | None = None
 
 
 def from_tree(

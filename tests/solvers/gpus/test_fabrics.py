@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import random
 from itertools import combinations
@@ -16,10 +15,9 @@ from optsched.bandwidth import (
     ClusterState,
     Dispatcher,
     Host,
-    Policy,
 )
-from optsched.cli.dispatch import answer_all
 from optsched.errors import Infeasible
+from optsched.service.stream import OpenState, Session
 
 EXACT = ("auto", "counts", "cpsat", "branch_and_bound")
 OTHERS = ("genetic", "eha", "pts", "hybrid", "topo", "proximity", "random_subset")
@@ -110,10 +108,11 @@ def test_dispatcher_stays_in_one_fabric(seed: int) -> None:
             fast.choose(state, largest(state) + 1)
         what = fast.what_if(state, state.free)
         assert "not joined" in what.fault and what.share.value == what.share.standalone == 0
-        answers = io.BytesIO()
-        line = json.dumps({"gpus": largest(state) + 1}).encode()
-        answer_all(model, state, io.BytesIO(line), answers, policy=Policy())
-        assert "joins" in json.loads(answers.getvalue())["infeasible"]
+        session = Session()
+        session.states[""] = OpenState(model, state)
+        line = json.dumps({"do": "choose", "gpus": largest(state) + 1}).encode()
+        answer = json.loads(session.answer(line))
+        assert answer["code"] == 409 and "joins" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -6,12 +6,12 @@ import csv
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import optsched
-from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Dispatcher, Policy
+from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Dispatcher
 from optsched.model.verify import verify
 
 if TYPE_CHECKING:
@@ -31,14 +31,6 @@ def site(cli: Cli) -> Cli:
     )
     assert ran.code == 0 and "50 measurements of 50 patterns" in ran.out
     return cli
-
-
-def stream(site: Cli, lines: list[str]) -> list[dict[str, Any]]:
-    """Answers to the lines of a stream."""
-    site.feed("".join(line + "\n" for line in lines))
-    ran = site("gpus", "choose", "--cluster", "c.json", "--state", "s.json", "--stream")
-    assert ran.code == 0
-    return [json.loads(line) for line in ran.out.splitlines()]
 
 
 def test_one_request(site: Cli) -> None:
@@ -113,7 +105,6 @@ def test_impossible(site: Cli) -> None:
     ("words", "said"),
     [
         (("--gpus", "0"), "gpus: expected an integer"),
-        (("--gpus", "4", "--stream"), "request: the requests have the numbers"),
         (("--gpus", "4", "--policy", "balance=odd"), "balance: expected one of free, even, exact"),
         (("--gpus", "4", "-o", "no/where.json"), "no/where.json: cannot be written"),
     ],
@@ -123,85 +114,6 @@ def test_refused(site: Cli, words: tuple[str, ...], said: str) -> None:
     assert said in site.refused(
         "gpus", "choose", "--cluster", "c.json", "--state", "s.json", *words
     )
-
-
-BAD = {
-    "not json": "line 1:1:1: not valid JSON: expecting value",
-    '{"gpus": 2, "colour": "red"}': "colour",
-    '{"give": "nobody"}': "there is no job 'nobody'; running: a, b",
-    '{"gpus": 2, "give": "new"}': "expected one of gpus, scores, what_if, gang",
-    '{"gpus": 2, "demand": 1}': "demand: goes with the name of the job",
-    "[1]": "top level: expected an object, got a list",
-    '{"move": "a"}': "to: move needs GPUs such as 'n01:0-3 n02'",
-    '{"restore": {"format": "optsched.state/1"}}': "32 GPUs are neither free",
-    '{"scores": 0}': "gpus: expected an integer in 1..",
-    "[" * 3000: "nested too deeply",
-    "\udcff\udcfe": "",
-}
-
-
-def test_stream(site: Cli) -> None:
-    """Every verb does what it does in Python; bad lines get an error, and the stream goes on."""
-    cluster = Cluster.read("c.json")
-    first = ClusterState.parse(
-        cluster, "n01 n02 n03:0-3", {"a": "n03:4-7 n04:0-3", "b": "n04:4,5"}, "n04:6,7"
-    )
-    first.write("s.json")
-    fast = Dispatcher(cluster, BottleneckBandwidth(cluster))
-    gpus, bandwidth = fast.choose(first, 3)
-    started = first.take(fast.choose(first, 4)[0], "new")
-    few = Dispatcher(cluster, fast.model, policy=Policy(max_per_host=2, apart=("b",)))
-    what = fast.what_if(started, "n03:0-1 n02:0-2")
-    failed = started.fail("n04:0 n03")
-    grown = failed.repair("n04:6").resize("b", "n04:4-6").move("b", "n02:5-7")
-    free = [len(state.free) for state in (started, failed, failed.repair("n04:6"), grown)]
-    document = json.loads((site.folder / "s.json").read_text())
-    lines: dict[str, dict[str, Any]] = {
-        '{"gpus": 3, "id": 7}': {
-            "id": 7, "gpus": cluster.written(gpus), "bandwidth": bandwidth / 1e6
-        },
-        '{"gpus": 3, "deadline": 1e300}': {
-            "gpus": cluster.written(gpus), "bandwidth": bandwidth / 1e6
-        },
-        '{"give": "x", "id": 8, "to": ""}': {"id": 8, "error": "to: does not go with give"},
-        '{"give": 1, "id": 8}': {
-            "id": 8, "error": f"line {len(BAD) + 4}: give: expected a string or null, got 1"
-        },
-        '{"state": true}': {"state": document},
-        '{"gpus": 400}': {"infeasible": "gpus: requested 400, free 20"},
-        '{"gpus": 4, "name": "new"}': {
-            "gpus": cluster.written(started.jobs[-1].gpus),
-            "bandwidth": fast.choose(first, 4)[1] / 1e6,
-        },
-        '{"scores": 5, "policy": {"max_per_host": 2, "apart": ["b"]}}': {
-            "scores": few.scores(started, 5)
-        },
-        '{"gpus": 5, "best": 3, "deadline": 5}': {
-            "choices": [
-                {"gpus": cluster.written(one.gpus), "bandwidth": one.value / 1e6}
-                for one in fast.best(started, 5, 3)
-            ]
-        },
-        '{"what_if": "n03:0-1 n02:0-2"}': {
-            "gpus": "n02:0-2 n03:0,1", "bandwidth": what.share.value / 1e6,
-            "alone": what.share.standalone / 1e6, "best": (what.best or 0) / 1e6,
-            "victims": {name: lost / 1e6 for name, lost in what.victims.items()},
-            "regret": (what.regret or 0) / 1e6, "fault": "",
-        },
-        '{"fail": "n04:0 n03"}': {"jobs": ["a"], "free": free[1]},
-        '{"repair": "n04:6"}': {"free": free[2]},
-        '{"resize": "b", "to": "n04:4-6"}': {"free": free[2] - 1},
-        '{"move": "b", "to": "n02:5-7"}': {"free": free[3]},
-        '{"give": "new"}': {"free": free[3] + 4},
-        json.dumps({"restore": document}): {"free": 20},
-    }  # fmt: skip
-    asked = [*BAD, *lines]
-    answers = stream(site, asked)
-    assert answers[len(BAD) :] == [*lines.values()]
-    for (line, words), answer in zip(BAD.items(), answers, strict=False):
-        assert set(answer) == {"error"} and words in answer["error"], (line, answer)
-        assert "`" not in answer["error"] and "$" not in answer["error"]
-    assert what.victims and few.scores(started, 5).keys() == {"n01", "n02", "n03"}
 
 
 def test_bandwidth_commands(site: Cli) -> None:

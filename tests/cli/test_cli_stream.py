@@ -1,0 +1,187 @@
+"""`optsched stream`: the answers of Python, line by line; a bad line does not end the stream."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import optsched
+from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Dispatcher, Policy
+from optsched.service.stream import VERBS
+
+if TYPE_CHECKING:
+    from program import Cli
+
+BAD = {
+    "not json": ("body", "not valid JSON: expecting value"),
+    "[1]": ("body", "expected an object, got a list"),
+    "[" * 3000: ("body", "nested too deeply"),
+    "\udcff\udcfe": ("body", "UTF-8"),
+    '{"do": "choose", "gpus": 1, "gpus": 2}': ("body", 'key "gpus" appears twice'),
+    '{"do": "choose", "gpus": NaN}': ("body", "NaN is not a JSON number"),
+    '{"gpus": 2}': ("do", f"do: expected one of {', '.join(VERBS)}, got nothing"),
+    '{"do": "choos"}': ("do", "(did you mean choose?)"),
+    '{"do": ["choose"]}': ("do", "got a list"),
+    '{"do": "choose"}': ("body", 'the field "gpus" is missing'),
+    '{"do": "choose", "gpus": 2, "colour": "red"}': ("body", "expected one of state, id, policy"),
+    '{"do": "choose", "gpus": true}': ("gpus", "gpus: expected an integer, got true"),
+    '{"do": "choose", "gpus": 2, "demand": 1}': ("demand", "expected a job that it belongs to"),
+    '{"do": "choose", "gpus": 2, "job": "x", "best": 2}': ("job", "expected none with best"),
+    '{"do": "choose", "gpus": 2, "state": "prod"}': ("state", "expected the name of an open state"),
+    '{"do": "choose", "gpus": 2, "policy": {"max_host": 1}}': (
+        "policy",
+        "expected one of required",
+    ),
+    '{"do": "scores", "gpus": 0}': ("gpus", "gpus: expected an integer in 1.."),
+    '{"do": "give", "job": "nobody"}': ("job", "there is no job 'nobody'; running: a, b"),
+    '{"do": "take", "job": "a", "gpus": "n01:0"}': ("job", "there is a job 'a' already"),
+    '{"do": "take", "job": "c", "gpus": "n04:0"}': ("gpus", "GPU n04/0 is not free"),
+    '{"do": "move", "job": "b", "gpus": "n01:0"}': ("gpus", "expected 2 to move 'b', got 1"),
+    '{"do": "fail", "gpus": ""}': ("gpus", "expected GPUs such as"),
+    '{"do": "open", "name": "x", "state": {}}': ("cluster", "expected a cluster or a model"),
+    '{"do": "open", "state": {"format": "optsched.state/1"}}': ("state", "neither free"),
+    '{"do": "decide", "format": "optsched.decide/1", "agent": []}': (
+        "body",
+        "did you mean agents?",
+    ),
+    '{"do": "verify", "schedule": {"format": "optsched.schedule/9"}}': ("schedule.format", "newer"),
+}
+"""Lines, the refused field, and a part of the sentence."""
+
+
+@pytest.fixture
+def site(cli: Cli) -> Cli:
+    """A folder with a cluster and its state."""
+    assert cli("generate", "cluster", "-o", "c.json").code == 0
+    first().write("s.json")
+    return cli
+
+
+def first() -> ClusterState:
+    """Two jobs on four hosts of eight GPUs."""
+    held = {"a": "n03:4-7 n04:0-3", "b": "n04:4,5"}
+    return ClusterState.parse(Cluster.read("c.json"), "n01 n02 n03:0-3", held, "n04:6,7")
+
+
+def stream(site: Cli, lines: list[str], *words: object, code: int = 0) -> list[dict[str, Any]]:
+    """Answers to lines on stdin."""
+    site.feed("".join(line + "\n" for line in lines))
+    ran = site("stream", *words)
+    assert ran.code == code, ran.err
+    return [json.loads(line) for line in ran.out.splitlines()]
+
+
+ON_FILES = ("--cluster", "c.json", "--state", "s.json")
+
+
+def test_a_state_and_its_changes(site: Cli) -> None:
+    """Every verb does what it does in Python."""
+    cluster, state = Cluster.read("c.json"), first()
+    fast = Dispatcher(cluster, BottleneckBandwidth(cluster))
+    gpus, bandwidth = fast.choose(state, 3)
+    choice = {"gpus": cluster.written(gpus), "bandwidth": bandwidth / 1e6}
+    taken, rate = fast.choose(state, 4)
+    started = state.take(taken, "new")
+    few = Dispatcher(cluster, fast.model, policy=Policy(max_per_host=2, apart=("b",)))
+    what = fast.what_if(started, "n03:0-1 n02:0-2")
+    failed = started.fail("n04:0 n03")
+    fixed = failed.repair("n04:6")
+    grown = fixed.resize("b", "n04:4-6").move("b", "n02:5-7")
+    gang = fast.gang(grown.give("new"), {"x": 2, "y": 3})
+    best = fast.best(started, 5, 3)
+    document = json.loads(Path("s.json").read_text())
+    rows: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"do": "choose", "gpus": 3, "id": 7}, {"id": 7, **choice}),
+        ({"do": "choose", "gpus": 3, "deadline": 1e300}, choice),
+        ({"do": "read", "id": ""}, {"id": "", "state": document}),
+        ({"do": "choose", "gpus": 4, "job": "new"},
+         {"gpus": cluster.written(taken), "bandwidth": rate / 1e6}),
+        ({"do": "scores", "gpus": 5, "policy": {"max_per_host": 2, "apart": ["b"]}},
+         {"scores": few.scores(started, 5)}),
+        ({"do": "choose", "gpus": 5, "best": 3, "deadline": 5}, {
+            "gpus": cluster.written(best[0].gpus), "bandwidth": best[0].value / 1e6,
+            "choices": [{"gpus": cluster.written(one.gpus), "bandwidth": one.value / 1e6}
+                        for one in best]}),
+        ({"do": "what_if", "gpus": "n03:0-1 n02:0-2"}, {
+            "gpus": "n02:0-2 n03:0,1", "bandwidth": what.share.value / 1e6,
+            "alone": what.share.standalone / 1e6, "best": (what.best or 0) / 1e6,
+            "regret": (what.regret or 0) / 1e6, "fault": "",
+            "victims": {name: lost / 1e6 for name, lost in what.victims.items()}}),
+        ({"do": "fail", "gpus": "n04:0 n03"}, {"free": len(failed.free), "jobs": ["a"]}),
+        ({"do": "repair", "gpus": "n04:6"}, {"free": len(fixed.free)}),
+        ({"do": "resize", "job": "b", "gpus": "n04:4-6"}, {"free": len(fixed.free) - 1}),
+        ({"do": "move", "job": "b", "gpus": "n02:5-7"}, {"free": len(grown.free)}),
+        ({"do": "give", "job": "new"}, {"free": len(grown.free) + 4}),
+        ({"do": "gang", "jobs": {"x": 2, "y": 3}}, {"jobs": {
+            name: {"gpus": cluster.written(one.gpus), "bandwidth": one.value / 1e6}
+            for name, one in gang.items()}}),
+        ({"do": "open", "name": "past", "state": document,
+          "cluster": json.loads(Path("c.json").read_text())}, {"free": 20}),
+        ({"do": "choose", "gpus": 3, "state": "past"}, choice),
+        ({"do": "take", "job": "c", "gpus": "n01:0,1", "demand": 5, "state": "past"}, {"free": 18}),
+        ({"do": "choose", "gpus": 3, "state": document, "id": 1,
+          "cluster": json.loads(Path("c.json").read_text())}, {"id": 1, **choice}),
+        ({"do": "open", "state": document}, {"free": 20}),
+    ]  # fmt: skip
+    lines = [json.dumps(row) for row, _ in rows]
+    assert stream(site, ["", *lines], *ON_FILES, "-o", "after.json") == [one for _, one in rows]
+    assert ClusterState.read("after.json", cluster) == first()
+    assert what.victims and few.scores(started, 5).keys() == {"n01", "n02", "n03"}
+    Path("r.jsonl").write_text("".join(line + "\n" for line in lines[:-1]))
+    assert site("stream", "r.jsonl", *ON_FILES, "-o", "after.json").code == 0
+    after = ClusterState.read("after.json", cluster)
+    assert {job.name for job in after.jobs} == {"a", "b", "x", "y"} and len(after.down) == 10
+
+
+def test_bad_lines(site: Cli) -> None:
+    """Field, value, sentence, and the id; nothing changes, the next line is answered, code 1."""
+    cannot = '{"do": "choose", "gpus": 400, "id": "big"}'
+    lines = [*BAD, cannot, '{"do": "read"}']
+    answers = stream(site, lines, *ON_FILES, "-o", "after.json", code=1)
+    for (line, (field, words)), answer in zip(BAD.items(), answers, strict=False):
+        assert set(answer) == {"code", "error"} and answer["code"] == 400, (line, answer)
+        error = answer["error"]
+        assert error["field"] == field and words in error["message"], (line, answer)
+        assert "`" not in error["message"] and "$" not in error["message"]
+    assert answers[-2]["id"] == "big" and answers[-2]["code"] == 409
+    assert answers[-2]["error"]["message"] == "gpus: requested 400, free 20"
+    assert answers[-1] == {"state": json.loads(Path("s.json").read_text())}
+    assert not Path("after.json").exists()
+
+
+def test_queries_without_a_state(cli: Cli) -> None:
+    """An instance is solved, its schedule verified, pools are decided; every answer is a line."""
+    optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]]).write("shop.json")
+    shop = json.loads(Path("shop.json").read_text())
+    pool = {"format": "optsched.decide/1", "agents": [{"name": "n0", "slots": 4}],
+            "tasks": [{"name": "a", "slots": 4}]}  # fmt: skip
+    rows = [{"do": "solve", "problem": shop}, {"do": "decide", "id": 4, **pool}]
+    solved, decided = stream(cli, [json.dumps(row) for row in rows])
+    assert solved["status"] == "optimal" and solved["objective"] == 6
+    assert decided["id"] == 4 and decided["start"][0]["agents"] == {"n0": 4}
+    schedule = solved["schedule"]
+    schedule["starts"] = [0] * 4
+    rows = [{"do": "verify", "schedule": one, "problem": shop, "id": i}
+            for i, one in enumerate((solved["schedule"], shop))]  # fmt: skip
+    wrong, refused = stream(cli, [json.dumps(row) for row in rows], code=1)
+    assert not wrong["valid"] and wrong["violations"] and wrong["id"] == 0
+    assert refused["id"] == 1 and refused["error"]["field"] == "schedule.format"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("none.jsonl",), "none.jsonl: no such file"),
+        ((".",), ".: is a directory"),
+        (("--cluster", "c.json"), "state: missing"),
+        (("--state", "s.json"), "cluster, model: give"),
+        ((*ON_FILES, "-o", "s.json"), "is the file that is read"),
+        ((*ON_FILES, "--traffic", "much"), "traffic: expected one of"),
+    ],
+)
+def test_refused_options(site: Cli, words: tuple[str, ...], said: str) -> None:
+    """One sentence before any line is read."""
+    assert said in site.refused("stream", *words)
