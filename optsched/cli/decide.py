@@ -67,7 +67,7 @@ def manifest(
         Path,
         argument("optsched.quota/1 or optsched.decision/1; - is stdin."),
     ],
-    gang: Annotated[str, option("podgroup, volcano or kueue.")] = "podgroup",
+    gang: Annotated[str, option("podgroup, volcano, kueue or optsched.")] = "podgroup",
     queue: Annotated[str | None, option("Of volcano; LocalQueue of kueue.")] = None,
     schedule: Annotated[Path | None, option("Of the plan [default: solve it].")] = None,
     gpus_per_pod: Annotated[int | None, option("At most [default: 8, as nodes allow].")] = None,

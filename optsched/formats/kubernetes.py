@@ -27,6 +27,7 @@ _POD_GROUPS: Final = {
 }  # fmt: skip
 _SCHEDULERS: Final = {
     "podgroup": "scheduler-plugins-scheduler", "volcano": "volcano", "kueue": None,
+    "optsched": "optsched",
 }  # fmt: skip
 _MANAGED: Final = {"app.kubernetes.io/managed-by": "optsched"}
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
@@ -66,9 +67,8 @@ class Gang:
 class Options:
     """Form of a manifest."""
 
-    gang: Literal["podgroup", "volcano", "kueue"] = "podgroup"
-    """A PodGroup of the coscheduling plugin or of Volcano per job, or suspended Jobs that Kueue
-    admits."""
+    gang: Literal["podgroup", "volcano", "kueue", "optsched"] = "podgroup"
+    """PodGroups of scheduler-plugins or Volcano, Jobs of Kueue, pods for the extender."""
     queue: str | None = None
     """Of Volcano (None: its default), or the LocalQueue of Kueue, which is required."""
     gpus_per_pod: int | None = None
@@ -182,6 +182,8 @@ def _job(gang: Gang, pods: int, gpus: int, needed: int, options: Options) -> dic
         joined["labels"]["scheduling.x-k8s.io/pod-group"] = gang.name
     elif options.gang == "volcano":
         joined["annotations"] = {"scheduling.k8s.io/group-name": gang.name}
+    elif options.gang == "optsched":
+        joined["annotations"] = {"optsched/pods": str(pods)}
     else:
         meta["labels"][f"{_KUEUE}/queue-name"] = options.queue
         if gang.priority is not None:

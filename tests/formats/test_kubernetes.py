@@ -16,6 +16,7 @@ from optsched.formats.kubernetes import (
     manifest,
     pods_of,
 )
+from optsched.service.extender import PODS
 
 
 def job(made: Gang, **options: Any) -> dict[str, Any]:
@@ -114,6 +115,7 @@ def wrong(value: Any, rule: Any, at: str = "") -> list[str]:
 JOINED = {
     "podgroup": ("labels", "scheduling.x-k8s.io/pod-group", "scheduler-plugins-scheduler"),
     "volcano": ("annotations", "scheduling.k8s.io/group-name", "volcano"),
+    "optsched": ("annotations", PODS[0], "optsched"),
 }
 
 
@@ -142,7 +144,8 @@ def test_schemas(gang: Any, gpus: int, minimum: int, priority: int | None, pin: 
     assert len(groups) == (gang in ("podgroup", "volcano"))
     if gang != "kueue":
         where, key, scheduler = JOINED[gang]
-        assert meta[where][key] == "j" and pod["schedulerName"] == scheduler
+        joins = str(spec["completions"]) if gang == "optsched" else "j"
+        assert meta[where][key] == joins and pod["schedulerName"] == scheduler
         assert pod.get("priorityClassName") == level and "suspend" not in spec
         plain = {key: v for key, v in own["metadata"].items() if key != "labels"}
         assert all(group["metadata"] == plain for group in groups)
