@@ -11,7 +11,7 @@ import numpy as np
 
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType
 from optsched.bandwidth import Job as StateJob
-from optsched.bandwidth.topology.kubernetes import RESOURCES, Item
+from optsched.bandwidth.topology.kubernetes import Item, gang_name, requested_gpus
 from optsched.errors import InputError
 from optsched.io.strict_json import decode, parse
 from optsched.plan.snapshot import ClusterSnapshot, PlanJob
@@ -129,13 +129,8 @@ def from_kubernetes(
         pod = decode(given, Item, f"kubectl: items[{i}]")
         if pod.kind != "Pod" or pod.spec.node_name or pod.status.phase not in ("", "Pending"):
             continue
-        limits = [one.resources.limits | one.resources.requests for one in pod.spec.containers]
-        gpus = sum(_count(one.get(key, "0")) for one in limits for key in RESOURCES)
-        owners = [one.name for one in pod.metadata.owner_references if one.controller]
-        name = next((pod.metadata.labels[key] for key in _JOB_LABELS if key in pod.metadata.labels),
-                    (owners or [pod.metadata.name])[0])  # fmt: skip
-        if gpus:
-            sizes[f"{pod.metadata.namespace}/{name}"].append(gpus)
+        if gpus := requested_gpus(pod, f"kubectl: items[{i}]"):
+            sizes[gang_name(pod)].append(gpus)
     jobs = [
         PlanJob(name=job.name, gpus=len(job.gpus), group=job.name.partition("/")[0])
         for job in state.jobs
@@ -146,12 +141,6 @@ def from_kubernetes(
         full = f"{name}+" if name in held else name  # more pods of a job that runs already
         jobs.append(PlanJob(name=full, gpus=sum(pods), pod=size, group=name.partition("/")[0]))
     return ClusterSnapshot(state, tuple(jobs), quotas or {}, now)
-
-
-_JOB_LABELS = (
-    "jobset.sigs.k8s.io/jobset-name", "training.kubeflow.org/job-name", "ray.io/cluster",
-    "volcano.sh/job-name", "batch.kubernetes.io/job-name", "job-name",
-)  # fmt: skip
 
 
 def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnapshot:

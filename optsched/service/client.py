@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from urllib.parse import quote
 
 import msgspec
 
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from optsched.plan import ClusterSnapshot, PlanJob
 
-    Job = PlanJob | Mapping[str, Any]
+    Job = PlanJob | Mapping[str, Any] | str
 
 _AGAIN: Final = (502, 503, 504)
 
@@ -72,12 +74,14 @@ class Client:
     ) -> None:
         number("timeout", timeout, above=True, what="seconds")
         self.retries = integer("retries", retries, 0, 100)
+        if not isinstance(url, str) or not url.startswith(("http://", "https://")):
+            raise InputError(f"url: expected one such as http://127.0.0.1:8765, got {url!r:.60}")
         token = os.environ.get("OPTSCHED_TOKEN") if token is None else token
         headers = {"content-type": "application/json"}
         headers |= {"authorization": f"Bearer {token}"} if token else {}
         try:
             self._http = httpx.Client(base_url=url, timeout=timeout, headers=headers)
-        except (httpx.InvalidURL, UnicodeEncodeError, TypeError) as error:
+        except (httpx.InvalidURL, UnicodeEncodeError) as error:
             raise InputError(f"url, token: {error}") from None
 
     def __enter__(self) -> Self:
@@ -90,23 +94,27 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    def query(self, name: str, **body: Any) -> dict[str, Any]:
-        """Answer a query such as ``choose``, ``solve``, ``plan``; the page /docs has all fields."""
-        return self._send("POST", f"/v1/{name.replace('_', '-')}", body)
+    def query(self, name: str, /, *, live: str | None = None, **body: Any) -> dict[str, Any]:
+        """Answer a query such as ``choose`` or ``solve``; the page /docs of the service has all.
+
+        ``plan`` and ``clear`` may be about a `live` cluster.
+        """
+        path = f"/v1/{name.replace('_', '-')}" if live is None else f"{_path(live)}/{name}"
+        return self._send("POST", path, body)
 
     def create(self, cluster: str, snapshot: ClusterSnapshot, **more: Any) -> int:
         """Start a live cluster; return its version."""
         document = msgspec.Raw(snapshot.to_json())
         body = {"id": uuid.uuid4().hex, "snapshot": document, **more}
-        version: int = self._send("POST", f"/v1/clusters/{cluster}", body)["version"]
+        version: int = self._send("POST", _path(cluster), body)["version"]
         return version
 
     def read(self, cluster: str) -> dict[str, Any]:
         """Return ``version``, ``free`` and ``snapshot`` of a live cluster."""
-        return self._send("GET", f"/v1/clusters/{cluster}")
+        return self._send("GET", _path(cluster))
 
     def take(self, cluster: str, job: Job, *, id: str | None = None) -> Started:
-        """Start a job on the fastest free GPUs that its facts and the quotas allow.
+        """Start a job, or a waiting one by its name, on the fastest free GPUs that it may use.
 
         Raises
         ------
@@ -125,38 +133,45 @@ class Client:
     def change(self, cluster: str, *, id: str | None = None, **parts: Any) -> dict[str, Any]:
         """Carry out a change with parts such as ``submit``, ``start``, ``give``, ``fail``, once."""
         body = {"id": id or uuid.uuid4().hex, **parts}
-        return self._send("POST", f"/v1/clusters/{cluster}/changes", body)
+        return self._send("POST", f"{_path(cluster)}/changes", body)
 
     def _send(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        content = None if body is None else msgspec.json.encode(body)
+        try:
+            content = None if body is None else msgspec.json.encode(body)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise InputError(f"body: expected JSON ({error})") from None
         reason = ""
         for attempt in range(self.retries + 1):
-            if attempt:
-                time.sleep(min(2.0, 0.05 * 2**attempt))
+            time.sleep(min(2.0, 0.05 * 2**attempt) if attempt else 0)
             try:
                 answer = self._http.request(method, path, content=content)
             except httpx.TransportError as error:
-                reason = f"{self._http.base_url}: {error or type(error).__name__}"
+                reason = str(error) or type(error).__name__
                 continue
             if answer.status_code not in _AGAIN:
                 return _result(answer)
-            reason = f"{self._http.base_url}: status {answer.status_code}: {answer.text:.200}"
-        raise Unavailable(f"{reason}; tried {self.retries + 1} times")
+            reason = f"status {answer.status_code}: {answer.text:.200}"
+        raise Unavailable(f"{self._http.base_url}: {reason}; tried {self.retries + 1} times")
+
+
+def _path(cluster: str) -> str:
+    return f"/v1/clusters/{quote(cluster, safe='')}"
 
 
 def _result(answer: httpx.Response) -> dict[str, Any]:
     """Return the answer, or raise the error of a refusal."""
-    status = answer.status_code
-    try:
+    status, fault = answer.status_code, None
+    with suppress(msgspec.DecodeError):
         found = msgspec.json.decode(answer.content, type=dict[str, Any])
-    except msgspec.DecodeError:
-        raise Unavailable(f"{answer.url}: is no optsched service (status {status})") from None
-    if status == 200:
-        return found
-    fault = found.get("error", {})
-    message, field = str(fault.get("message", answer.text[:200])), str(fault.get("field", ""))
+        if status == 200:
+            return found
+        fault = found.get("error")
+    if not isinstance(fault, dict) or not isinstance(fault.get("message"), str):
+        raise Unavailable(f"{answer.url}: no answer of optsched serve (status {status})")
+    message, field, value = fault["message"], str(fault.get("field", "")), fault.get("value")
     if status == 500:
         raise InternalError(message)
-    if status == 409 and field != "version":
+    is_conflict = field in ("version", "id", "name") and type(value) is int
+    if status == 409 and not is_conflict:
         raise Infeasible(message)
-    raise Refused(message, field, fault.get("value"), status)
+    raise Refused(message, field, value, status)
