@@ -9,7 +9,7 @@ from optsched.cluster import WORK, Group, Job, Nodes, Start, Stay, Table, Worklo
 from optsched.cluster import policies as registry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from optsched.plan.counts import Counts
     from optsched.plan.snapshot import PlanJob
@@ -37,19 +37,19 @@ class Forecast:
         self.honours = getattr(self.policy, "honours_max_slots", False) is True
 
     def starts(
-        self, started: Mapping[str, Sequence[int]], waiting: Sequence[PlanJob]
+        self, started: Sequence[tuple[PlanJob, Sequence[int]]], waiting: Sequence[PlanJob]
     ) -> dict[str, tuple[int, ...]]:
         """Return percentiles of the start of every waiting job, in seconds from now.
 
-        `started` has the GPUs of requests that start now; `waiting` those that can run later.
+        `started` has requests that start now and their GPUs; `waiting` those that can run later.
         """
         counts, cluster = self.counts, self.counts.snapshot.cluster
         host_of = cluster.host_of
         running = [(job, dict(at)) for job, at in zip(counts.jobs, counts.at, strict=True)]
         running += [
-            (job, dict(sorted(Counter(host_of[list(started[job.name])].tolist()).items())))
-            for job in counts.snapshot.waiting if job.name in started
-        ]  # fmt: skip
+            (job, dict(sorted(Counter(host_of[list(gpus)].tolist()).items())))
+            for job, gpus in started
+        ]
         mixed = any(len({cluster.type_of[h] for h in at}) > 1 for _, at in running)
         types = [cluster.types[t].name for t in cluster.type_of]
         nodes = Nodes.of(

@@ -25,6 +25,7 @@ from optsched.io.strict_json import (
     rows,
 )
 from optsched.io.values import format_value, integer, label
+from optsched.plan.array_request import ArrayRequest  # noqa: TC001 (msgspec reads it)
 
 if TYPE_CHECKING:
     import os
@@ -70,6 +71,8 @@ class PlanJob(
         Seconds that it has run, and expected seconds until its end.
     evict, move
         Cost of stopping it, or of stopping and restarting it on other GPUs; None: not allowed.
+    array
+        Of a job array: its jobs. While it is waiting, `gpus` is the most that it gets.
     """
 
     name: str
@@ -85,6 +88,16 @@ class PlanJob(
     time_left: Annotated[int, msgspec.Meta(ge=1, le=2**40)] = HOUR
     evict: Annotated[int, msgspec.Meta(ge=0, le=MOST_COST)] | None = None
     move: Annotated[int, msgspec.Meta(ge=0, le=MOST_COST)] | None = None
+    array: ArrayRequest | None = None
+
+    def sized(self, gpus: int = 0) -> PlanJob:
+        """Return the request of an array with a number of GPUs, by default its least."""
+        if self.array is None:
+            return self
+        periods = self.array.periods
+        size = gpus or min(periods)
+        time_left = self.array.seconds(periods[size])
+        return msgspec.structs.replace(self, gpus=size, time_left=time_left)
 
 
 class _Snapshot(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -177,10 +190,10 @@ class ClusterSnapshot:
         return f"<ClusterSnapshot {self.name!r}: {running} jobs run, {waiting} wait>"
 
     def request(self, name: str) -> PlanJob:
-        """Return the waiting job of a name; `InputError` if there is none."""
+        """Return the waiting job of a name, an array with its least GPUs; or an `InputError`."""
         for job in self.waiting:
             if job.name == name:
-                return job
+                return job.sized()
         known = ", ".join(job.name for job in self.waiting[:8]) or "none"
         raise InputError(f"request: no job {name!r:.60} is waiting; waiting: {known}")
 
@@ -225,6 +238,8 @@ def _check(job: PlanJob, cluster: Cluster, place: str) -> None:
     """Refuse fields out of range, and names that the cluster does not have."""
     decode(msgspec.structs.asdict(job), PlanJob, place)
     label(f"{place}.group", job.group)
+    if job.array is not None and job.pod > 1:
+        raise InputError(f"{place}.pod: expected 1 for an array, got {job.pod}; use level")
     if job.gpus % job.pod:
         raise InputError(f"{place}.pod: {job.gpus} GPUs are not a multiple of {job.pod}")
     if job.bandwidth is not None:
@@ -236,3 +251,8 @@ def _check(job: PlanJob, cluster: Cluster, place: str) -> None:
     if job.level is not None:
         with placed(f"{place}."):
             cluster.level(job.level)
+    if job.array is not None:
+        with placed(f"{place}.array."):
+            least = min(job.array.periods)
+        if least > job.gpus:
+            raise InputError(f"{place}.gpus: {job.gpus}, but its array needs {least}")

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from optsched.bandwidth import BottleneckBandwidth, ClusterState, Dispatcher, Policy
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
@@ -64,6 +65,8 @@ class Plan:
     """The cluster after all starts."""
     assumed: tuple[str, ...] = ()
     """What the bandwidth model assumes, a sentence each."""
+    busy_bound: float = 0.0
+    """Most GPUs, each times the weight of its array, that arrays could keep busy."""
 
     @cached_property
     def starts(self) -> Mapping[str, tuple[int, ...]]:
@@ -138,6 +141,7 @@ def plan(
     *,
     model: BandwidthModel | None = None,
     policy: str = POLICY,
+    previous: Mapping[str, Sequence[int]] | None = None,
     sigma: float = 0.5,
     samples: int = 50,
     seed: int = 0,
@@ -146,7 +150,8 @@ def plan(
 
     Classes of priority are served in turn. Within one, quota plans choose the requests that use
     most GPUs within the quotas of groups and the free GPUs of every type; the dispatcher chooses
-    their GPUs in the order of the queue. What still fits afterwards starts too.
+    their GPUs in the order of the queue. What still fits afterwards starts too. Job arrays of
+    the class share what is left: a quota plan chooses sizes that keep most GPUs busy.
 
     Parameters
     ----------
@@ -156,6 +161,8 @@ def plan(
         Bandwidths; by default `BottleneckBandwidth`.
     policy
         Policy of the simulator under which expected starts are predicted.
+    previous
+        `Plan.starts` of a former plan: requests that can keep these GPUs do.
     sigma, samples, seed
         As in `optsched.cluster.expected_starts`; sigma 0: durations are as expected.
 
@@ -170,19 +177,25 @@ def plan(
     counts = Counts(snapshot)
     forecast = Forecast(counts, policy, sigma, samples, seed)  # refuses invalid arguments
     planner = _Planner(counts, known)
+    for job in snapshot.waiting:
+        planner.keep(job, (previous or {}).get(job.name, ()))
     for _, same in groupby(snapshot.waiting, key=lambda job: job.priority):
-        planner.serve(list(same))
-    late = [job for job in snapshot.waiting if job.name not in planner.started]
-    verdicts = {job.name: planner.reason(job) for job in late}
-    possible = [job for job in late if verdicts[job.name].why != "never"]
-    starts = {name: one.gpus for name, one in planner.started.items()}
+        left = [job for job in same if job.name not in planner.started]
+        planner.serve([job for job in left if job.array is None])
+        planner.serve_arrays([job for job in left if job.array is not None])
+    late = [job.sized() for job in snapshot.waiting if job.name not in planner.started]
+    reasons = {job.name: planner.reason(job) for job in late}
+    possible = [job for job in late if reasons[job.name].why != "never"]
+    found = [planner.started.get(job.name) for job in snapshot.waiting]
+    starts = [(one.job, one.gpus) for one in found if one is not None]
     expected = forecast.starts(starts, possible) if possible else {}
-    found = [
-        planner.started.get(job.name)
-        or verdicts[job.name]._replace(expected=expected.get(job.name))
+    verdicts = tuple(
+        planner.started.get(job.name) or reasons[job.name]._replace(expected=expected.get(job.name))
         for job in snapshot.waiting
-    ]
-    return Plan(snapshot, tuple(found), policy, planner.bound, planner.state, known.assumed)
+    )
+    return Plan(
+        snapshot, verdicts, policy, planner.bound, planner.state, known.assumed, planner.busy_bound
+    )
 
 
 def start_one(
@@ -212,6 +225,7 @@ class _Planner:
     slow: dict[str, str] = field(default_factory=dict)
     """Sentences on requests whose GPUs would be too slow."""
     bound: int = 0
+    busy_bound: float = 0.0
     dispatchers: dict[Policy, Dispatcher] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -221,15 +235,13 @@ class _Planner:
 
     def serve(self, jobs: Sequence[PlanJob]) -> None:
         """Start requests of one priority: those of the quota plans, then all that still fit."""
-        able = [job for job in jobs if not self._obstacle(job, self.state)]
+        able = [job for job in jobs if not self._obstacle(job)]
         names = {job.name for job in able if job.group not in self.left}
         for group, left in self.left.items():
             same = [job for job in able if job.group == group]
             names |= {job.name for job in _knapsack(same, {"": left})}
         within = [job for job in able if job.name in names]
-        free: dict[str, int] = defaultdict(int)
-        for h, count in enumerate(self.state.room.tolist()):
-            free[self.state.cluster.hosts[h].type] += count
+        free = self._free()
         chosen = _knapsack(within, free)
         most = sum(job.gpus for job in _knapsack(able, free))
         self.bound += min(most, sum(job.gpus for job in within))
@@ -238,7 +250,7 @@ class _Planner:
 
     def _start(self, job: PlanJob) -> None:
         """Start a request on the fastest free GPUs, if there are any that it may use."""
-        if job.gpus > self.left.get(job.group, job.gpus) or self._obstacle(job, self.state):
+        if job.gpus > self.left.get(job.group, job.gpus) or self._obstacle(job):
             return
         try:
             gpus, value, alone = self._fastest(job)
@@ -251,10 +263,81 @@ class _Planner:
                 f"it needs {job.bandwidth:g}"
             )
             return
+        self._take(job, gpus, value)
+
+    def _take(self, job: PlanJob, gpus: tuple[int, ...], value: int) -> None:
         self.state = self.state.take(gpus, job.name)
         self.started[job.name] = Verdict(job, gpus, value / KILOBYTES if job.gpus > 1 else None)
         if job.group in self.left:
             self.left[job.group] -= job.gpus
+
+    def keep(self, job: PlanJob, gpus: Sequence[int]) -> None:
+        """Start a request on GPUs of a former plan, if they are free and its fields allow them."""
+        request = job.array
+        sizes = [job.gpus] if request is None else [n for n in request.periods if n <= job.gpus]
+        if len(gpus) not in sizes or not set(gpus) <= set(self.state.free):
+            return
+        same, only = job.sized(len(gpus)), ClusterState.with_free(self.state.cluster, gpus)
+        if self._obstacle(same, only) or same.gpus > self.left.get(job.group, same.gpus):
+            return
+        share = Dispatcher(self.state.cluster, self.model).what_if(self.state, gpus).share
+        if job.bandwidth is None or share.standalone >= kilobytes("bandwidth", job.bandwidth):
+            self._take(same, tuple(sorted(gpus)), share.value)
+            self.bound += len(gpus)
+            self.busy_bound += 0.0 if request is None else request.weight * request.busy(len(gpus))
+
+    def serve_arrays(self, jobs: Sequence[PlanJob]) -> None:
+        """Start job arrays with the GPUs of quota plans, until no other one can start."""
+        free = self._free()
+        self.busy_bound += self._shares(jobs, free, {job.name: job.gpus for job in jobs})[1]
+        while jobs:
+            most = {job.name: job.gpus for job in jobs}
+            for group, left in self.left.items():
+                same = [job for job in jobs if job.group == group]
+                most |= self._shares(same, {"": left}, most)[0]
+            chosen = self._shares(jobs, self._free(), most)[0]
+            for job in jobs:
+                if chosen[job.name]:
+                    self._start(job.sized(chosen[job.name]))
+            late = [job for job in jobs if job.name not in self.started]
+            jobs = late if len(late) < len(jobs) else []
+
+    def _shares(
+        self, jobs: Sequence[PlanJob], budget: Mapping[str, int], most: Mapping[str, int]
+    ) -> tuple[dict[str, int], float]:
+        """Return the GPUs of arrays that keep most of them busy (0: none), and a bound on that."""
+        queries = []
+        for job in jobs:
+            request, sizes = job.array, dict[str, list[int]]()
+            assert request is not None
+            for kind, free in budget.items():
+                known = request.periods if job.type in (None, kind) or not kind else ()
+                able = [n for n in known if n <= min(free, most[job.name])]
+                sizes[kind] = [
+                    n
+                    for n in able
+                    if not self._obstacle(replace(job, gpus=n, type=kind or job.type))
+                ]
+            queries.append(QuotaJob(
+                job.name, sizes={k: row for k, row in sizes.items() if row}, weight=request.weight,
+                utility={k: [*map(request.busy, row)] for k, row in sizes.items() if row},
+            ))  # fmt: skip
+        queries = [query for query in queries if query.sizes]
+        quota = dict.fromkeys([job.name for job in jobs], 0)
+        if not queries:
+            return quota, 0.0
+        problem = QuotaPlan(queries, budget={k: n for k, n in budget.items() if n > 0})
+        found = solve(problem, time_limit=_QUOTA_TIME)
+        if found.schedule is not None:
+            quota |= problem.quota(found.schedule)
+        return quota, -(found.lower_bound or problem.lower_bound()) / problem.resolution
+
+    def _free(self) -> dict[str, int]:
+        """Count the free GPUs by type."""
+        free: dict[str, int] = defaultdict(int)
+        for h, count in enumerate(self.state.room.tolist()):
+            free[self.state.cluster.hosts[h].type] += count
+        return free
 
     def _fastest(self, job: PlanJob) -> tuple[tuple[int, ...], int, int]:
         """Return the fastest free GPUs found, their bandwidth, and that without contention."""
@@ -285,8 +368,11 @@ class _Planner:
         share = dispatcher.what_if(self.state, gpus, DEADLINE).share
         return gpus, share.value, share.standalone
 
-    def _obstacle(self, job: PlanJob, state: ClusterState, all_free: bool = False) -> str:
+    def _obstacle(
+        self, job: PlanJob, state: ClusterState | None = None, all_free: bool = False
+    ) -> str:
         """Return why no free GPUs have the right type, pods and domain, or an empty text."""
+        state = self.state if state is None else state
         cluster = state.cluster
         kind = f" of type {job.type}" if job.type else ""
         free = self.counts.capacity if all_free else state.room.tolist()
