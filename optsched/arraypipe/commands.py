@@ -17,6 +17,7 @@ from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import format_json
 from optsched.io.text import aligned, duration, one_line
 from optsched.model.schedule import Schedule
+from optsched.plan.arrays import planned_arrays, schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,16 +174,26 @@ def need_torch() -> None:
         raise MissingExtra("the executor", "torch")
 
 
+def read_schedule(path: Path, array: str | None) -> Schedule:
+    """Read a schedule, or that of one array of a plan."""
+    schedule = Schedule.read(path)
+    names = [one.name for one in planned_arrays(schedule)]
+    if array is None and not names:
+        return schedule
+    if array is None and len(names) > 1:
+        raise InputError(f"array: {path} has several, {', '.join(names):.200}; choose by --array")
+    return schedule_of(schedule, array or names[0])
+
+
 def run_script(
     script: str,
-    schedule: Path | None,
+    given: Schedule | None,
     steps: int,
     out: Path | None,
     settings: dict[str, Any],
     **options: Any,
 ) -> bool:
     """Train the jobs of a script; print the summary, write it to `out`; whether no job failed."""
-    given = None if schedule is None else Schedule.read(schedule)
     check_folder(out)
     path, trainer = load_trainer(script)
     from optsched.arraypipe.options import RunConfig

@@ -109,6 +109,7 @@ def run(
     schedule: Annotated[
         Path | None, argument("A *.schedule.json document [default: measure and solve first].")
     ] = None,
+    array: Annotated[str | None, option("Of several in a plan of `optsched plan`.")] = None,
     steps: Annotated[int, option("Iterations of every job, from its seed on.")] = 100,
     checkpoint: Annotated[Path | None, option("Folder for checkpoints.")] = None,
     every: Annotated[int | None, option("Iterations between checkpoints [default: last].")] = None,
@@ -121,14 +122,15 @@ def run(
 
     Example: optsched arraypipe run train.py:make plan.schedule.json --checkpoint ckpt
     """
-    from optsched.arraypipe.commands import run_script
+    from optsched.arraypipe.commands import read_schedule, run_script
 
     if ranks is not None and "RANK" not in os.environ:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         program = ["--no-python", sys.executable, "-c", "from optsched.cli import main; main()"]
         raise typer.Exit(subprocess.call([sys.executable, *launcher, *program, *sys.argv[1:]]))
     settings = {"every": every, "verbose": not quiet}
-    if not run_script(script, schedule, steps, out, settings, checkpoint=checkpoint, resume=resume):
+    given = None if schedule is None else read_schedule(schedule, array)
+    if not run_script(script, given, steps, out, settings, checkpoint=checkpoint, resume=resume):
         raise typer.Exit(1)
 
 

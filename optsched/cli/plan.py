@@ -11,11 +11,12 @@ import typer
 from optsched.cli import options  # noqa: TC001 (typer reads the annotations)
 from optsched.cli.options import argument, option
 from optsched.cli.output import stdin_or_file, wrote
-from optsched.errors import InputError
+from optsched.errors import InputError, InternalError
 from optsched.io.files import check_outputs, read_text
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
+    from optsched.model.schedule import Schedule
     from optsched.plan import ClusterSnapshot, MovePlan
 
 
@@ -30,7 +31,9 @@ def plan(
     policy: Annotated[str | None, option("Of expected starts, NAME:KEY=VALUE.")] = None,
     spread: Annotated[float, option("Sigma of true over expected durations.")] = 0.5,
     seed: options.Seed = 0,
-    time_limit: Annotated[float, option("Seconds for each plan of moves.", "--time")] = 10.0,
+    time_limit: Annotated[
+        float, option("Seconds for each plan of moves, or for all orders of arrays.", "--time")
+    ] = 10.0,
     slurm: Annotated[Path | None, option("squeue --json of scontrol show node -d.")] = None,
     kubernetes: Annotated[
         bool, option("SNAPSHOT is kubectl get nodes,pods -A -o json.", "--kubernetes")
@@ -38,19 +41,29 @@ def plan(
     cluster: Annotated[Path | None, option("optsched.cluster/1, for these two.")] = None,
     now: Annotated[int, option("Their time, seconds since 1970.")] = 0,
     save: Annotated[Path | None, option("Write the snapshot here.")] = None,
+    previous: Annotated[
+        Path | None, option("Former plan: what can keep GPUs and orders does.")
+    ] = None,
+    train: Annotated[
+        Path | None, option("Train the job arrays; plan, picture and results go to this folder.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Decide what starts now and predict the other starts; or find evictions and moves.
 
-    With -o, the plan (a schedule) or the state after the moves is written.
+    With -o, the plan (a schedule) or the state after the moves is written. Files named in job
+    arrays are in the folder of SNAPSHOT.
 
     Example: optsched plan snapshot.json --clear big-job
     """
     from optsched.bandwidth import read_model
+    from optsched.model.schedule import Schedule
+    from optsched.model.verify import verify
+    from optsched.plan.arrays import explain_arrays, order_arrays, planned_arrays
     from optsched.plan.expected import POLICY
     from optsched.plan.starts import plan as plan_snapshot
 
-    check_outputs([output, save], [snapshot, slurm, model, cluster])
+    check_outputs([output, save], [snapshot, slurm, model, cluster, previous])
     given = _snapshot(snapshot, slurm, kubernetes, cluster, now)
     known = None if model is None else read_model(model)
     wrote(save, given.write, quiet=as_json)
@@ -63,13 +76,43 @@ def plan(
             print(*[f"Alternative {i}:"] * bool(i), *one.explain(), sep="\n")
         wrote(output, plans[0].after().write, quiet=as_json)
         return
-    found = plan_snapshot(given, model=known, policy=policy or POLICY, sigma=spread, seed=seed)
+    before = None if previous is None else Schedule.read(previous)
+    kept = {} if before is None else {one.name: one.gpus for one in planned_arrays(before)}
+    found = plan_snapshot(
+        given, model=known, policy=policy or POLICY, previous=kept, sigma=spread, seed=seed
+    )
+    schedule = order_arrays(found, time_limit=time_limit, previous=before)
+    if faults := verify(schedule):
+        raise InternalError(f"the plan breaks a rule: {faults[0].message}")
     if as_json:
-        print(json.dumps(dict(found.schedule.provenance)))
+        print(json.dumps(dict(schedule.provenance)))
     else:
-        print(*found.explain(), *(f"assumed: {text}" for text in found.assumed), sep="\n")
-        print(f"{len(found.starts)} of {len(found.verdicts)} start now, gap {found.gap:.1%}")
-    wrote(output, found.schedule.write, quiet=as_json)
+        arrays = {one.name for one in planned_arrays(schedule)}
+        pairs = zip(found.verdicts, found.explain(), strict=True)
+        lines = [text for one, text in pairs if one.job.name not in arrays]
+        lines += [f"assumed: {text}" for text in found.assumed]
+        lines += [f"{len(found.starts)} of {len(found.verdicts)} start now, gap {found.gap:.1%}"]
+        print(*lines, *explain_arrays(schedule, before), sep="\n")
+    wrote(output, schedule.write, quiet=as_json)
+    if train is not None:
+        _train(schedule, train)
+
+
+def _train(schedule: Schedule, folder: Path) -> None:
+    """Verify, draw and train the job arrays of a plan."""
+    from optsched.arraypipe.commands import check_folder, need_torch
+    from optsched.cli.plan_arrays import check_trainable, train
+    from optsched.plots import html
+
+    check_trainable(schedule)
+    check_folder(folder)
+    need_torch()
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "plan.schedule.json"
+    wrote(path, schedule.write)
+    wrote(folder / "plan.html", lambda page: html.write(schedule, page))
+    if train(schedule, path, folder):
+        raise typer.Exit(1)
 
 
 def _moves(
@@ -105,11 +148,12 @@ def _snapshot(
 ) -> ClusterSnapshot:
     """Read a snapshot of one of three forms."""
     from optsched.bandwidth import Cluster
+    from optsched.cli.plan_arrays import with_instances
     from optsched.plan import live, snapshot
 
     if slurm is None and not kubernetes:
         name, text = stdin_or_file(path)
-        return snapshot.from_tree(parse(text, name), name)
+        return snapshot.from_tree(with_instances(parse(text, name), path.parent), name)
     if cluster is None or (slurm is not None and kubernetes):
         raise InputError("cluster: expected --cluster, and --slurm or --kubernetes")
     topology = Cluster.read(cluster)

@@ -15,6 +15,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from optsched.plan.array_request import ArrayRequest
+    from optsched.plan.arrays import (
+        PlannedArray,
+        explain_arrays,
+        order_arrays,
+        planned_arrays,
+        schedule_of,
+    )
     from optsched.plan.clearing import MovePlan, alternatives, clear, defragment
     from optsched.plan.live import from_kubernetes, from_run, from_slurm
     from optsched.plan.snapshot import ClusterSnapshot, PlanJob
@@ -23,6 +31,8 @@ if TYPE_CHECKING:
 _MODULE_OF = {
     name: module
     for module, names in {
+        "array_request": "ArrayRequest",
+        "arrays": "PlannedArray explain_arrays order_arrays planned_arrays schedule_of",
         "clearing": "MovePlan alternatives clear defragment",
         "live": "from_kubernetes from_run from_slurm",
         "starts": "Plan Verdict plan",
@@ -32,8 +42,9 @@ _MODULE_OF = {
 }
 
 __all__ = [
-    "ClusterSnapshot", "MovePlan", "Plan", "PlanJob", "Verdict", "alternatives",
-    "clear", "defragment", "from_kubernetes", "from_run", "from_slurm", "plan",
+    "ArrayRequest", "ClusterSnapshot", "MovePlan", "Plan", "PlanJob", "PlannedArray", "Verdict",
+    "alternatives", "clear", "defragment", "explain_arrays", "from_kubernetes", "from_run",
+    "from_slurm", "order_arrays", "plan", "planned_arrays", "schedule_of",
 ]  # fmt: skip
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from optsched.analysis.rolling import rolling
 from optsched.errors import Infeasible, InputError
 from optsched.io.strict_json import decode, shortened
 from optsched.io.text import time_text
@@ -23,8 +23,16 @@ if TYPE_CHECKING:
 GOOD: Final = 0.002
 """Gap to the bound at which the search for an order ends."""
 
+_LEAST: Final = 0.05
+"""Seconds for the order of an array, in any case."""
+
+_MOST: Final = 1000
+"""Blocks of an array in the schedule of all, where the period of others is longer."""
+
 _NUMBERS: Final = ("job", "family")
 """Columns with numbers of jobs."""
+
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class PlannedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,12 +41,15 @@ class PlannedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     gpus: list[int]
     first_job: int
-    jobs: int
+    """Number of its first job in the schedule of the plan."""
+    jobs: _Positive
     steps: int
     seconds: int
     """Expected time of all steps."""
-    period: int
+    period: _Positive
     """Time of a cycle of all jobs in ns."""
+    cycles: _Positive
+    """Of this array in a cycle of the schedule."""
     bound: int
     """Lower bound on the period with so many GPUs."""
     busy: float
@@ -59,32 +70,70 @@ def planned_arrays(document: Schedule) -> list[PlannedArray]:
 
 
 def schedule_of(document: Schedule, name: str) -> Schedule:
-    """Return the schedule of one array of a plan, with its GPUs as devices and its least period."""
+    """Return the schedule of one array of a plan, with its GPUs as devices."""
     arrays = {one.name: one for one in planned_arrays(document)}
     if name not in arrays:
         known = ", ".join(arrays) or "none"
         raise InputError(f"array: no array {name!r:.60} in this plan; there are {known:.200}")
-    one = arrays[name]
-    keep = (document.job >= one.first_job) & (document.job < one.first_job + one.jobs)
-    device = {gpu: d for d, gpu in enumerate(one.gpus)}
-    used = [document.op_resources[i].tolist() for i in np.flatnonzero(keep).tolist()]
-    rows = [] if document.sequences is None else [document.sequences[gpu] for gpu in one.gpus]
-    if document.period is None or not rows or any(gpu not in device for row in used for gpu in row):
-        raise InputError(f"array: {name!r:.60} has other blocks or GPUs in this schedule")
-    number, (tail, head, lag, distance) = np.cumsum(keep) - 1, document.arcs
-    inner = keep[tail] & keep[head]
-    columns = {key: getattr(document, key)[keep] for key in COLUMNS}
-    columns |= {key: columns[key] - columns[key].min(initial=0) for key in _NUMBERS}
-    graph = Schedule(
-        resources=tuple(document.resources[gpu] for gpu in one.gpus), period=document.period,
-        time_unit=document.time_unit, name=name,
-        op_resources=Csr.of([[device[gpu] for gpu in row] for row in used]),
-        arcs=Arcs(number[tail[inner]], number[head[inner]], lag[inner], distance[inner]),
-        **columns,
+    one, starts, orders = arrays[name], document.start, document.sequences
+    ids = np.flatnonzero(
+        (document.job >= one.first_job) & (document.job < one.first_job + one.jobs)
+    )
+    count, device = len(ids) // one.cycles, {gpu: d for d, gpu in enumerate(one.gpus)}
+    used = [document.op_resources[i].tolist() for i in ids.tolist()]
+    fits = count * one.cycles == len(ids) > 0 and all(gpu in device for row in used for gpu in row)
+    if starts is None or orders is None or not fits:
+        raise InputError(f"array: the blocks of {name!r:.60} do not fit provenance.arrays")
+    first, (tail, head, lag, distance) = int(ids[0]), document.arcs
+    inner = (tail >= first) & (tail < first + count)
+    cycle, head = np.divmod(head[inner] - first, count)
+    rows = [orders[gpu][: len(orders[gpu]) // one.cycles] - first for gpu in one.gpus]
+    columns = {key: getattr(document, key)[ids[:count]] for key in COLUMNS}
+    columns |= {key: columns[key] - columns[key].min() for key in _NUMBERS}
+    columns["offset"] = columns["offset"] * one.cycles + starts[ids[:count]] // one.period
+    return Schedule(
+        resources=tuple(document.resources[gpu] for gpu in one.gpus), time_unit="ns", name=name,
+        op_resources=Csr.of([[device[gpu] for gpu in row] for row in used[:count]]),
+        arcs=Arcs(tail[inner] - first, head, lag[inner], distance[inner] * one.cycles + cycle),
+        sequences=Csr.of([(row % count).tolist() for row in rows]), period=one.period,
+        start=starts[ids[:count]] % one.period, objective=_claim(one.period, one.bound), **columns,
+        provenance={
+            "jobs": list(document.job_names[one.first_job : one.first_job + one.jobs]),
+            "array": name,
+        },
     )  # fmt: skip
-    names = list(document.job_names[one.first_job : one.first_job + one.jobs])
-    orders = Csr.of([number[row[keep[row]]].tolist() for row in rows])
-    return rolling(graph, orders, graph.offset, {"jobs": names, "array": name})
+
+
+def _claim(period: int, bound: int) -> Objective:
+    return Objective("period", period, bound, "optimal" if period == bound else "feasible")
+
+
+def _repeated(one: Schedule, cycles: int) -> Schedule:
+    """Return the schedule whose cycle is several cycles: instance n becomes n // cycles."""
+    count, period = one.n_operations, one.period
+    assert one.sequences is not None and one.start is not None and period is not None
+    copy = np.repeat(np.arange(cycles), count)
+    turn = copy + np.tile(one.offset, cycles)
+    columns = {key: np.tile(getattr(one, key), cycles) for key in COLUMNS}
+    columns |= {
+        "offset": turn // cycles,
+        "iteration": columns["iteration"] + copy * (1 + one.iteration.max(initial=0)),
+    }
+    at = np.repeat(np.arange(cycles), len(one.arcs.tail))
+    target = at + np.tile(one.arcs.distance, cycles)
+    # the copy of an operation in a window of the old period
+    window = np.empty((cycles, count), np.int64)
+    window[turn % cycles, np.tile(np.arange(count), cycles)] = np.arange(cycles * count)
+    rows = [one.sequences[r] for r in range(one.n_resources)]
+    return Schedule(
+        resources=one.resources, time_unit="ns", period=cycles * period,
+        op_resources=Csr.of(one.op_resources.to_lists() * cycles),
+        arcs=Arcs(np.tile(one.arcs.tail, cycles) + at * count,
+                  np.tile(one.arcs.head, cycles) + target % cycles * count,
+                  np.tile(one.arcs.lag, cycles), target // cycles),
+        sequences=Csr.of([window[:, row].ravel().tolist() for row in rows]),
+        start=np.tile(one.start, cycles) + turn % cycles * period, **columns,
+    )  # fmt: skip
 
 
 def order_arrays(
@@ -125,7 +174,7 @@ def order_arrays(
             schedule = orders[key]
         else:  # searches that end early leave their time to the others
             left = len({other.sha256 for _, other in chosen[k:]} - orders.keys())
-            share = max(0.001, (end - time.perf_counter()) * min(1, 2 / left))
+            share = max(_LEAST, (end - time.perf_counter()) * min(1, 2 / left))
             found = solve(array, time_limit=share, stop=Gap(GOOD)).schedule
             if found is None:
                 raise Infeasible(f"{name}: no order found in {share:.3g} s; give more time")
@@ -136,9 +185,13 @@ def order_arrays(
         made.append(schedule)
         entries.append(PlannedArray(
             name, [*one.gpus], first, array.n_jobs, request.steps, request.seconds(period), period,
-            request.periods[len(one.gpus)], request.weight * sum(request.loads) / max(1, period),
+            1, request.periods[len(one.gpus)], request.weight * sum(request.loads) / max(1, period),
             key, request.script,
         ))  # fmt: skip
+    longest = max(one.period for one in entries)
+    for k, one in enumerate(entries):
+        cycles = max(1, min(longest // max(1, one.period), _MOST // made[k].n_operations))
+        made[k], entries[k] = _repeated(made[k], cycles), replace(one, cycles=cycles)
     return _joined(plan, made, entries, [array for _, array in chosen])
 
 
@@ -185,7 +238,7 @@ def _joined(
         resources=tuple(resources), name=plan.snapshot.name, time_unit="ns", period=period,
         op_resources=Csr.of(rows), arcs=Arcs(*np.concatenate(arcs, axis=1)),
         sequences=Csr.of(by_gpu), **{key: np.concatenate(row) for key, row in columns.items()},
-        objective=Objective("period", period, bound, "optimal" if period == bound else "feasible"),
+        objective=_claim(period, bound),
         provenance={
             **plan.schedule.provenance, "jobs": [*names, *held], "busy_bound": plan.busy_bound,
             "arrays": msgspec.to_builtins(entries),

@@ -25,7 +25,7 @@ from optsched.io.strict_json import (
     rows,
 )
 from optsched.io.values import format_value, integer, label
-from optsched.plan.array_request import ArrayRequest  # noqa: TC001 (msgspec reads it)
+from optsched.plan.array_request import ArrayRequest
 
 if TYPE_CHECKING:
     import os
@@ -252,6 +252,9 @@ def _check(job: PlanJob, cluster: Cluster, place: str) -> None:
         with placed(f"{place}."):
             cluster.level(job.level)
     if job.array is not None:
+        if not isinstance(job.array, ArrayRequest):
+            raise InputError(f"{place}.array: expected an ArrayRequest, got {job.array!r:.60}")
+        decode(msgspec.structs.asdict(job.array), ArrayRequest, f"{place}.array")
         with placed(f"{place}.array."):
             least = min(job.array.periods)
         if least > job.gpus:

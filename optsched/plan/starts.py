@@ -312,17 +312,12 @@ class _Planner:
             assert request is not None
             for kind, free in budget.items():
                 known = request.periods if job.type in (None, kind) or not kind else ()
-                able = [n for n in known if n <= min(free, most[job.name])]
-                sizes[kind] = [
-                    n
-                    for n in able
-                    if not self._obstacle(replace(job, gpus=n, type=kind or job.type))
-                ]
-            queries.append(QuotaJob(
-                job.name, sizes={k: row for k, row in sizes.items() if row}, weight=request.weight,
-                utility={k: [*map(request.busy, row)] for k, row in sizes.items() if row},
-            ))  # fmt: skip
-        queries = [query for query in queries if query.sizes]
+                able = [n for n in known if n <= min(free, most[job.name]) and not
+                        self._obstacle(replace(job, gpus=n, type=kind or job.type))]  # fmt: skip
+                sizes |= {kind: able} if able else {}
+            if sizes:
+                utility = {kind: [*map(request.busy, able)] for kind, able in sizes.items()}
+                queries.append(QuotaJob(job.name, sizes, utility=utility, weight=request.weight))
         quota = dict.fromkeys([job.name for job in jobs], 0)
         if not queries:
             return quota, 0.0
