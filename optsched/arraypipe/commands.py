@@ -16,14 +16,13 @@ from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.io.files import read_text, write_atomic
 from optsched.io.strict_json import format_json
 from optsched.io.text import aligned, duration, one_line
-from optsched.model.schedule import Schedule
-from optsched.plan.arrays import planned_arrays, schedule_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
     from optsched.arraypipe.trainer import ArrayTrainer, RunResult
+    from optsched.model.schedule import Schedule
 
 
 class Summary(NamedTuple):
@@ -172,17 +171,6 @@ def need_torch() -> None:
     """Say what to install if PyTorch is missing."""
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("the executor", "torch")
-
-
-def read_schedule(path: Path, array: str | None) -> Schedule:
-    """Read a schedule, or that of one array of a plan."""
-    schedule = Schedule.read(path)
-    names = [one.name for one in planned_arrays(schedule)]
-    if array is None and not names:
-        return schedule
-    if array is None and len(names) > 1:
-        raise InputError(f"array: {path} has several, {', '.join(names):.200}; choose by --array")
-    return schedule_of(schedule, array or names[0])
 
 
 def run_script(

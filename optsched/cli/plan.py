@@ -59,11 +59,14 @@ def plan(
     from optsched.bandwidth import read_model
     from optsched.model.schedule import Schedule
     from optsched.model.verify import verify
-    from optsched.plan.arrays import explain_arrays, order_arrays, planned_arrays
+    from optsched.plan.array_document import planned_arrays
+    from optsched.plan.arrays import explain_arrays, former_starts, order_arrays
     from optsched.plan.expected import POLICY
     from optsched.plan.starts import plan as plan_snapshot
 
     check_outputs([output, save], [snapshot, slurm, model, cluster, previous])
+    if train is not None and (as_json or clear is not None or defragment is not None):
+        raise InputError("train: expected without --json, --clear and --defragment")
     given = _snapshot(snapshot, slurm, kubernetes, cluster, now)
     known = None if model is None else read_model(model)
     wrote(save, given.write, quiet=as_json)
@@ -77,31 +80,29 @@ def plan(
         wrote(output, plans[0].after().write, quiet=as_json)
         return
     before = None if previous is None else Schedule.read(previous)
-    kept = {} if before is None else {one.name: one.gpus for one in planned_arrays(before)}
+    kept = {} if before is None else former_starts(before, given.cluster.resources)
     found = plan_snapshot(
         given, model=known, policy=policy or POLICY, previous=kept, sigma=spread, seed=seed
     )
     schedule = order_arrays(found, time_limit=time_limit, previous=before)
     if faults := verify(schedule):
         raise InternalError(f"the plan breaks a rule: {faults[0].message}")
-    if as_json:
-        print(json.dumps(dict(schedule.provenance)))
-    else:
-        arrays = {one.name for one in planned_arrays(schedule)}
-        pairs = zip(found.verdicts, found.explain(), strict=True)
-        lines = [text for one, text in pairs if one.job.name not in arrays]
-        lines += [f"assumed: {text}" for text in found.assumed]
-        lines += [f"{len(found.starts)} of {len(found.verdicts)} start now, gap {found.gap:.1%}"]
-        print(*lines, *explain_arrays(schedule, before), sep="\n")
+    arrays = {one.name for one in planned_arrays(schedule)}
+    pairs = zip(found.verdicts, found.explain(), strict=True)
+    lines = [text for one, text in pairs if one.job.name not in arrays]
+    lines += [f"assumed: {text}" for text in found.assumed]
+    lines += [f"{len(found.starts)} of {len(found.verdicts)} start now, gap {found.gap:.1%}"]
+    lines += explain_arrays(schedule, before)
+    print(json.dumps(dict(schedule.provenance)) if as_json else "\n".join(lines))
     wrote(output, schedule.write, quiet=as_json)
     if train is not None:
         _train(schedule, train)
 
 
 def _train(schedule: Schedule, folder: Path) -> None:
-    """Verify, draw and train the job arrays of a plan."""
+    """Draw and train the job arrays of a plan."""
     from optsched.arraypipe.commands import check_folder, need_torch
-    from optsched.cli.plan_arrays import check_trainable, train
+    from optsched.arraypipe.from_plan import check_trainable, train
     from optsched.plots import html
 
     check_trainable(schedule)
@@ -111,8 +112,25 @@ def _train(schedule: Schedule, folder: Path) -> None:
     path = folder / "plan.schedule.json"
     wrote(path, schedule.write)
     wrote(folder / "plan.html", lambda page: html.write(schedule, page))
-    if train(schedule, path, folder):
+    if not train(schedule, path, folder):
         raise typer.Exit(1)
+
+
+def _with_instances(tree: Any, folder: Path) -> Any:
+    """Replace names of files in the job arrays of a snapshot by their instances."""
+    from optsched.arraypipe.profile import Profile
+    from optsched.formats.read_problem import read_problem
+
+    jobs = tree.get("jobs") if isinstance(tree, dict) else None
+    for job in jobs if isinstance(jobs, list) else ():
+        array = job.get("array") if isinstance(job, dict) else None
+        if isinstance(array, dict) and isinstance(script := array.get("script"), str):
+            array["script"] = str(folder / script)
+        if isinstance(array, dict) and isinstance(name := array.get("problem"), str):
+            profiled = name.endswith(".profile.json")
+            path = folder / name
+            array["problem"] = Profile.read(path).problem() if profiled else read_problem(path)
+    return tree
 
 
 def _moves(
@@ -148,12 +166,11 @@ def _snapshot(
 ) -> ClusterSnapshot:
     """Read a snapshot of one of three forms."""
     from optsched.bandwidth import Cluster
-    from optsched.cli.plan_arrays import with_instances
     from optsched.plan import live, snapshot
 
     if slurm is None and not kubernetes:
         name, text = stdin_or_file(path)
-        return snapshot.from_tree(with_instances(parse(text, name), path.parent), name)
+        return snapshot.from_tree(_with_instances(parse(text, name), path.parent), name)
     if cluster is None or (slurm is not None and kubernetes):
         raise InputError("cluster: expected --cluster, and --slurm or --kubernetes")
     topology = Cluster.read(cluster)

@@ -15,14 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from optsched.plan.array_document import PlannedArray, planned_arrays, schedule_of
     from optsched.plan.array_request import ArrayRequest
-    from optsched.plan.arrays import (
-        PlannedArray,
-        explain_arrays,
-        order_arrays,
-        planned_arrays,
-        schedule_of,
-    )
+    from optsched.plan.arrays import explain_arrays, order_arrays
     from optsched.plan.clearing import MovePlan, alternatives, clear, defragment
     from optsched.plan.live import from_kubernetes, from_run, from_slurm
     from optsched.plan.snapshot import ClusterSnapshot, PlanJob
@@ -32,7 +27,8 @@ _MODULE_OF = {
     name: module
     for module, names in {
         "array_request": "ArrayRequest",
-        "arrays": "PlannedArray explain_arrays order_arrays planned_arrays schedule_of",
+        "array_document": "PlannedArray planned_arrays schedule_of",
+        "arrays": "explain_arrays order_arrays",
         "clearing": "MovePlan alternatives clear defragment",
         "live": "from_kubernetes from_run from_slurm",
         "starts": "Plan Verdict plan",

@@ -16,7 +16,6 @@ from program import Cli
 
 from optsched import JobArray, Schedule, verify
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType
-from optsched.cli import plan_arrays
 from optsched.errors import InputError
 from optsched.plan import (
     ArrayRequest,
@@ -235,6 +234,8 @@ def test_commands_of_the_page(
 ) -> None:
     """As printed, but each array is trained in this process, for two steps."""
     pytest.importorskip("torch")
+    from optsched.arraypipe import from_plan
+
     monkeypatch.chdir(tmp_path)
     run, commands, trained = Cli(tmp_path, monkeypatch, capsys), write_page(tmp_path), []
     changed = json.loads((tmp_path / "arrays.json").read_text())
@@ -248,13 +249,13 @@ def test_commands_of_the_page(
         def __init__(self, words: list[str], env: dict[str, str], **_: Any) -> None:
             trained.append(env["CUDA_VISIBLE_DEVICES"])
             end = words.index("--ranks") if "--ranks" in words else len(words)
-            done = run("arraypipe", "run", *words[len(plan_arrays._RUN) : end])
+            done = run("arraypipe", "run", *words[len(from_plan._RUN) : end])
             assert done.code == 0, done.err
 
         def poll(self) -> int:
             return 0
 
-    monkeypatch.setattr("optsched.cli.plan_arrays.Popen", Process)
+    monkeypatch.setattr("optsched.arraypipe.from_plan.Popen", Process)
     for command in commands:
         done = run(*command.replace("--train out", "--train out --time 1").split())
         assert done.code == 0, (command, done.err)
@@ -264,7 +265,7 @@ def test_commands_of_the_page(
         run("plan", "arrays.json", "--previous", "out/plan.schedule.json").out.count(" keeps here")
         == 2
     )
-    assert "choose by --array" in run.refused(
+    assert "choose one by --array" in run.refused(
         "arraypipe", "run", "train.py:make_small", "out/plan.schedule.json"
     )
     (tmp_path / "arrays.json").write_text(json.dumps(changed).replace("small.profile", "no"))

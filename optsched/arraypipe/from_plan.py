@@ -1,0 +1,81 @@
+"""Train the job arrays of a plan on this machine, a process per GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from subprocess import Popen
+from typing import TYPE_CHECKING
+
+from optsched.errors import InputError
+from optsched.plan.array_document import planned_arrays, schedule_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from optsched.model.schedule import Schedule
+
+_RUN = [sys.executable, "-c", "from optsched.cli import main; main()", "arraypipe", "run"]
+
+
+def chosen_array(plan: Schedule, name: str | None) -> Schedule:
+    """Return the schedule of an array of a plan; any other schedule as it is."""
+    names = [one.name for one in planned_arrays(plan)]
+    if name is None and not names:
+        return plan
+    if name is None and len(names) > 1:
+        raise InputError(f"array: the plan has {', '.join(names):.200}; choose one by --array")
+    return schedule_of(plan, name or names[0])
+
+
+def check_trainable(plan: Schedule) -> None:
+    """Refuse a plan without scripts, or with arrays on several hosts."""
+    arrays = [one for one in planned_arrays(plan) if one.script]
+    if not arrays:
+        raise InputError("train: no array with a script starts")
+    hosts = {plan.resources[gpu].name.rpartition("/")[0] for one in arrays for gpu in one.gpus}
+    if len(hosts) > 1:
+        raise InputError(
+            f"train: the arrays use {len(hosts)} hosts; write the plan with -o, and start "
+            "`optsched arraypipe run SCRIPT PLAN --array NAME` on them"
+        )
+
+
+def train(plan: Schedule, file: Path, folder: Path) -> bool:
+    """Train every array with a script, all at once; return whether none failed.
+
+    Results, checkpoints and the log of an array are in a folder of its name. A run continues from
+    checkpoints that are there. `file` has the plan.
+    """
+    running, good = [], True
+    for one in planned_arrays(plan):
+        if not one.script:
+            continue
+        place = folder / one.name.replace("/", "-")
+        place.mkdir(parents=True, exist_ok=True)
+        saved = place / "checkpoints"
+        ids = [plan.resources[gpu].name.rpartition("/")[2] for gpu in one.gpus]
+        words = [one.script, file, "--array", one.name, "--steps", one.steps, "--out", place,
+                 "--checkpoint", saved, *["--resume"] * saved.exists(),
+                 *(["--ranks", len(ids)] if len(ids) > 1 else [])]  # fmt: skip
+        env = {"OMP_NUM_THREADS": "1", **os.environ, "CUDA_VISIBLE_DEVICES": ",".join(ids)}
+        with open(place / "log.txt", "wb") as log:
+            process = Popen([*_RUN, *map(str, words)], stdout=log, stderr=log, env=env)
+            running.append((one.name, place, process))
+    for name, place, process in running:
+        while process.poll() is None:
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                print("waiting for whole iterations and checkpoints", file=sys.stderr)
+        if process.returncode:
+            lines = (place / "log.txt").read_text(errors="replace").splitlines()
+            why = next((line for line in lines if line.startswith(("error:", "failed:"))), "failed")
+            print(f"{name}: {why}; see {place / 'log.txt'}", file=sys.stderr)
+            good = False
+            continue
+        for job in json.loads((place / "summary.json").read_text())["jobs"]:
+            losses = f"loss {job['first_loss']:.4f} -> {job['last_loss']:.4f}"
+            print(f"{name}/{job['name']}: {job['status']}, {losses}")
+    return good
