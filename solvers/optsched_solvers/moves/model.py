@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.plan.counts import WHOLE
@@ -35,50 +36,37 @@ class Shape(NamedTuple):
 
 
 class MoveModel:
-    """Rows and costs; jobs outside `near` stay where they are (None: all may change).
+    """Rows and costs of a model in which some jobs may change and all others stay.
 
     Parameters
     ----------
     counts
         The cluster.
-    near
-        Running jobs that may be evicted or moved; for a lower bound all may be evicted.
-    evictable
-        Whether a running job may be evicted.
-    place
-        Whether moved jobs need GPUs; without, the optimum is a lower bound.
+    evict, move
+        Running jobs that may be evicted, or moved.
     """
 
-    def __init__(
-        self, counts: Counts, near: Iterable[int] | None, evictable: Sequence[bool], place: bool
-    ) -> None:
-        self.counts, self.place = counts, place
+    def __init__(self, counts: Counts, evict: Iterable[int], move: Iterable[int]) -> None:
+        self.counts = counts
         self.upper: list[int] = []
         self.cost: list[int] = []
         self.rows: list[Row] = []
-        self.evicted: dict[int, int] = {}
-        self.moved: dict[int, int] = {}
+        self.evicted = {j: self.variable(1, counts.jobs[j].evict or 0) for j in sorted(evict)}
+        self.moved = {j: self.variable(1, counts.jobs[j].move or 0) for j in sorted(move)}
         self.leaves: dict[int, list[tuple[int, int]]] = {}
         self._on: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        close = set(range(len(counts.jobs)) if near is None else near)
-        for j, job in enumerate(counts.jobs):
-            # bounds need all evictions: a gang may need one elsewhere, for a job that moves there
-            if evictable[j] and job.evict is not None and (j in close or not place):
-                self.evicted[j] = self.variable(1, job.evict)
-            if job.move is not None and counts.kinds[j] is not None and j in close:
-                self.moved[j] = self.variable(1, job.move)
-            variables = [(part[j], 1) for part in (self.evicted, self.moved) if j in part]
-            if len(variables) == 2:
-                self.row(variables, most=1)
-            if variables:
-                self.leaves[j] = variables
-                for h, count in counts.at[j]:
-                    self._on[h].append((j, count))
+        for j in sorted(self.evicted.keys() | self.moved.keys()):
+            self.leaves[j] = [(part[j], 1) for part in (self.evicted, self.moved) if j in part]
+            if len(self.leaves[j]) == 2:
+                self.row(self.leaves[j], most=1)
+            for h, count in counts.at[j]:
+                self._on[h].append((j, count))
         self.most_free = [
             free + sum(count for _, count in self._on[h]) for h, free in enumerate(counts.free)
         ]
         self.gang: dict[int, tuple[int, int]] = {}  # host -> variable, GPUs of one unit
-        self.slots: dict[tuple[int, int, int], int] = {}  # (job or -1, size, host) -> variable
+        self.bins: dict[int, list[int]] = {}  # first host -> hosts that count as one
+        self.slots: dict[tuple[int, int, int], int] = {}  # (job or -1, size, bin) -> variable
         self.jobs_in: dict[tuple[Shape, int], int] = {}  # (shape, cell) -> variable
 
     def _shape(self, j: int) -> Shape:
@@ -105,19 +93,12 @@ class MoveModel:
             total[v] += a
         self.rows.append(Row([*total], [*total.values()], least, most))
 
-    def add_gang(self, units: int, size: int, cells: Sequence[int], allowed: Iterable[int]) -> None:
-        """Place `units` pods of `size` GPUs in one of the allowed cells."""
-        inside = {c: self.variable(1) for c in allowed}
-        self.row([(v, 1) for v in inside.values()], 1, 1)
-        terms = {c: [(v, -units)] for c, v in inside.items()}
+    def add_gang(self, units: int, size: int, cells: Sequence[int], cell: int) -> None:
+        """Place `units` pods of `size` GPUs on the hosts of one cell."""
         for h, c in enumerate(cells):
-            if c in inside and self.most_free[h] >= size:
-                taken = self.variable(min(units, self.most_free[h] // size))
-                self.gang[h] = taken, size
-                terms[c].append((taken, 1))
-                self.row([(taken, 1), (inside[c], -self.upper[taken])], most=0)
-        for one in terms.values():
-            self.row(one, 0, 0)
+            if c == cell and self.most_free[h] >= size:
+                self.gang[h] = self.variable(min(units, self.most_free[h] // size)), size
+        self.row([(v, 1) for v, _ in self.gang.values()], units, units)
         # GPUs are conserved: what the gang takes beyond the free GPUs is evicted; lifts the bound
         freed = [(v, self.counts.jobs[j].gpus) for j, v in self.evicted.items()]
         self.row(freed, least=units * size - sum(self.counts.free))
@@ -128,19 +109,21 @@ class MoveModel:
         by_shape: dict[Shape, list[int]] = defaultdict(list)
         for j in self.moved:
             by_shape[self._shape(j)].append(j)
-        hosts_of: dict[int, list[int]] = defaultdict(list)
-        for h, kind in enumerate(counts.snapshot.cluster.type_of):
-            hosts_of[kind].append(h)
+        levels = sorted({s.level for s in by_shape} | {WHOLE})
+        self._make_bins({(s.size, s.job) for s in by_shape}, levels)
+        bins_of: dict[int, list[int]] = defaultdict(list)
+        for h in self.bins:
+            bins_of[counts.snapshot.cluster.type_of[h]].append(h)
         need: dict[tuple[int, int, int, int], list[tuple[int, int]]] = defaultdict(list)
-        levels = {s.level for s in by_shape} | {WHOLE}
         for shape, jobs in by_shape.items():
-            hosts = hosts_of[shape.kind]
-            for h in hosts:
+            bins = bins_of[shape.kind]
+            for h in bins:
                 key = shape.job, shape.size, h
-                if key not in self.slots and self.most_free[h] >= shape.size:
-                    self.slots[key] = self.variable(self.most_free[h] // shape.size)
+                most = sum(self.most_free[k] // shape.size for k in self.bins[h])
+                if key not in self.slots and most:
+                    self.slots[key] = self.variable(most)
             cells = counts.cells(shape.level)
-            first = {cells[h]: h for h in reversed(hosts)}
+            first = {cells[h]: h for h in reversed(bins)}
             for c, h in first.items():
                 v = self.jobs_in[shape, c] = self.variable(len(jobs))
                 for level in levels:
@@ -159,6 +142,23 @@ class MoveModel:
             if job >= 0:  # slots of one job: no more than its pods, so that cuts see its hosts
                 self.row(inside + [(v, -n) for v, n in terms], most=0)
 
+    def _make_bins(self, slots: set[tuple[int, int]], levels: Sequence[int]) -> None:
+        """Count hosts of one domain as one where no job changes and the gang cannot be.
+
+        If every size of slots divides the next, the largest slots first fill hosts to their
+        limits: slots fit exactly if those of each size and above fit by numbers.
+        """
+        sizes = sorted({size for size, _ in slots})
+        divide = all(b % a == 0 for a, b in pairwise(sizes))
+        alone = not divide or any(job >= 0 for _, job in slots)  # cuts name single hosts
+        first: dict[tuple[int, ...], int] = {}
+        for h, free in enumerate(self.most_free):
+            if alone or self._on[h] or h in self.gang:
+                self.bins[h] = [h]
+            elif sizes and free >= sizes[0]:
+                key = tuple(self.counts.cells(level)[h] for level in levels)
+                self.bins.setdefault(first.setdefault(key, h), []).append(h)
+
     def add_hosts(self) -> None:
         """Limit every host to its GPUs."""
         used: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -167,8 +167,13 @@ class MoveModel:
         for h, (v, size) in self.gang.items():
             used[h].append((v, size))
         for h, terms in used.items():
-            leaving = [(v, -count) for j, count in self._on[h] for v, _ in self.leaves[j]]
-            self.row(terms + leaving, most=self.counts.free[h])
+            if h not in self.bins or len(self.bins[h]) == 1:
+                leaving = [(v, -count) for j, count in self._on[h] for v, _ in self.leaves[j]]
+                self.row(terms + leaving, most=self.counts.free[h])
+                continue
+            for size in {size for _, size in terms}:
+                larger = [(v, other // size) for v, other in terms if other >= size]
+                self.row(larger, most=sum(self.counts.free[k] // size for k in self.bins[h]))
 
     def add_cut(self, cut: Cut) -> None:
         """Exclude one distribution: at equal totals, another one has less on one of its hosts."""
@@ -207,7 +212,16 @@ class MoveModel:
 
     def chosen(self, values: Sequence[int]) -> Chosen:
         """Assign slots to jobs: those of a domain go first to jobs of its level, lowest first."""
-        left = Counter({key: values[v] for key, v in self.slots.items()})
+        left, free = Counter[tuple[int, int, int]](), list(self.counts.free)
+        for (job, size, b), v in sorted(self.slots.items(), key=lambda one: -one[0][1]):
+            if len(self.bins[b]) == 1:
+                left[job, size, b] = values[v]
+                continue
+            slots = values[v]
+            for h in self.bins[b]:
+                here = left[job, size, h] = min(slots, free[h] // size)
+                free[h] -= here * size
+                slots -= here
         jobs: dict[Shape, list[int]] = defaultdict(list)
         for j, v in self.moved.items():
             if values[v]:

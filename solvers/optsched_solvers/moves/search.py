@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from optsched.plan.snapshot import PlanJob
     from optsched_solvers.moves.gpu_ids import Cut
 
-MOST_NEAR: Final = 4
-"""Domains for which plans by changes of their jobs only are made: they limit the last model."""
+FIRST_WIDTH: Final = 0.03
+"""Most cost of a change outside a domain in its first model, as a share of the bound."""
 
 
 class Found(NamedTuple):
@@ -37,7 +37,7 @@ NOTHING: Final = Found(math.inf, -math.inf)
 
 def run(
     build: Callable[[Sequence[Cut]], MoveModel], ids: GpuIds, request: PlanJob | None,
-    cuts: list[Cut], end: float,
+    cuts: list[Cut], end: float, place: bool = True,
 ) -> Found:  # fmt: skip
     """Solve a model until the GPUs of its solution have the bandwidths that jobs need.
 
@@ -51,6 +51,8 @@ def run(
         Distributions that are proved too slow; new ones are added.
     end
         Reading of the monotonic clock at which to stop.
+    place
+        Whether moved jobs need GPUs; without, the result is a lower bound only.
     """
     heuristic: list[Cut] = []
     bound = -math.inf
@@ -59,7 +61,7 @@ def run(
         values, low = model.solve(end - time.monotonic())
         if not heuristic:
             bound = low  # other cuts may exclude distributions with faster GPUs
-        if values is None or not model.place:
+        if values is None or not place:
             return Found(math.inf, bound)
         chosen = model.chosen(values)
         assigned = ids.assign(chosen, request)
@@ -78,55 +80,105 @@ def cheapest(
 ) -> Found:  # fmt: skip
     """Find the cheapest plan for a gang that contains none of the earlier plans.
 
-    First each domain that may hold the gang gets a lower bound, by a model without GPUs for moved
-    jobs; then, from the lowest bound, a plan by changes of the domain's jobs only; last, one model
-    of the whole cluster covers the domains with a bound below the best plan.
+    Each domain that may hold the gang gets a lower bound, by a model without GPUs for moved jobs.
+    Then the domain of the lowest bound gets the cheapest plan in which only jobs of the domain and
+    cheap ones elsewhere change. Those left out cost at least the bound plus the cheapest of them,
+    which is the new bound of the domain; more jobs take part when it is its turn again.
     """
-    cuts: list[Cut] = []
-    ids = GpuIds(counts, model)
-    end, best = time.monotonic() + seconds, NOTHING
-    evictable = [one.priority >= job.priority for one in counts.jobs]
-    units, size, level = job.gpus // job.pod, job.pod, counts.level(job)
-    if job.level == "host":
-        units, size, level = 1, job.gpus, WHOLE
-    cells = counts.cells(level)
+    search = _Search(counts, model, job, earlier, time.monotonic() + seconds)
+    best, closed = NOTHING, math.inf
+    low = {d: max(0, search.bound(d)) for d in search.near}
+    first, width = dict(low), dict.fromkeys(low, 0.0)
+    while low and min(low.values()) < min(best.cost, closed) and time.monotonic() < search.end:
+        d = min(low, key=low.__getitem__)
+        width[d] = min(max(4 * width[d], FIRST_WIDTH * first[d], 1), best.cost - 1 - first[d])
+        found, left_out = search.solved(d, width[d], best.cost)
+        best = min(best, found, key=lambda one: one.cost)
+        low[d] = max(low[d], min(found.bound, first[d] + left_out))
+        if left_out == math.inf or low[d] >= best.cost:
+            closed = min(closed, low.pop(d))
+    return best._replace(bound=min(closed, best.cost, *low.values()))
 
-    def solved(domains: list[int], jobs: set[int] | None, place: bool) -> Found:
+
+class _Search:
+    """Models of one request.
+
+    Parameters
+    ----------
+    counts, model, job, earlier
+        Those of `cheapest`.
+    end
+        Reading of the monotonic clock at which to stop.
+    """
+
+    def __init__(
+        self, counts: Counts, model: BandwidthModel | None, job: PlanJob,
+        earlier: Sequence[Chosen], end: float,
+    ) -> None:  # fmt: skip
+        self.counts, self.job, self.earlier, self.end = counts, job, earlier, end
+        self.ids = GpuIds(counts, model)
+        self.cuts: list[Cut] = []
+        whole = job.level == "host"
+        self.size = job.gpus if whole else job.pod
+        self.cells = counts.cells(WHOLE if whole else counts.level(job))
+        self.near = jobs_by_domain(counts, self.cells, job)
+        self.evict = {
+            j for j, one in enumerate(counts.jobs)
+            if one.evict is not None and one.priority >= job.priority
+        }  # fmt: skip
+        self.move = {
+            j for j, one in enumerate(counts.jobs)
+            if one.move is not None and counts.kinds[j] is not None
+        }  # fmt: skip
+        limited = job.group in counts.snapshot.quotas
+        scarce = sum(counts.free) < job.gpus
+        self.distant = {  # evictions that may be necessary wherever the job runs
+            j for j in self.evict if scarce or (limited and counts.jobs[j].group == job.group)
+        }
+
+    def bound(self, d: int) -> float:
+        """Return a lower bound of the cost of a plan with the gang in a domain."""
+        evict, move = self.evict & (self.near[d] | self.distant), self.move & self.near[d]
+        return self._run(d, evict, move, place=False).bound
+
+    def solved(self, d: int, width: float, cutoff: float) -> tuple[Found, float]:
+        """Find a plan below a cost; changes elsewhere that cost more than `width` are left out.
+
+        Returns
+        -------
+        tuple
+            The plan, and the least cost of a change that is left out.
+        """
+        jobs, near = self.counts.jobs, self.near[d]
+        evict = {j: jobs[j].evict or 0 for j in self.evict - near - self.distant}
+        move = {j: jobs[j].move or 0 for j in self.move - near}
+        left_out = [cost for cost in (*evict.values(), *move.values()) if cost > width]
+        found = self._run(
+            d, self.evict - {j for j, cost in evict.items() if cost > width},
+            self.move - {j for j, cost in move.items() if cost > width}, cutoff,
+        )  # fmt: skip
+        return found, min(left_out, default=math.inf)
+
+    def _run(
+        self, d: int, evict: set[int], move: set[int], cutoff: float = math.inf, place: bool = True
+    ) -> Found:
+        """Solve the model of one domain, in which these jobs may change."""
+
         def build(excluded: Sequence[Cut]) -> MoveModel:
-            model = MoveModel(counts, jobs, evictable, place)
-            model.add_gang(units, size, cells, domains)
-            add_quota(model, job)
+            model = MoveModel(self.counts, evict, move)
+            model.add_gang(self.job.gpus // self.size, self.size, self.cells, d)
+            add_quota(model, self.job)
             if place:
                 model.add_moved()
             model.add_hosts()
-            for plan in earlier:
+            for plan in self.earlier:
                 model.add_forbidden(plan.evict, plan.move)
             for cut in excluded:
                 model.add_cut(cut)
-            model.add_limit(best.cost - 1)
+            model.add_limit(cutoff - 1)
             return model
 
-        return run(build, ids, job, cuts, end)
-
-    near = jobs_by_domain(counts, cells, job)
-    group = {j for j, one in enumerate(counts.jobs) if one.group == job.group}
-    if job.group not in counts.snapshot.quotas:
-        group = set()
-    low = {d: max(0, solved([d], jobs, False).bound) for d, jobs in near.items()}
-    for d in sorted(near, key=low.__getitem__)[:MOST_NEAR]:
-        if low[d] >= best.cost:
-            break
-        found = solved([d], near[d] | group, True)
-        best = min(best, found, key=lambda one: one.cost)
-        if len(near[d] | group) == len(counts.jobs):
-            low[d] = max(low[d], found.bound)
-    bound = min(low.values(), default=math.inf)
-    left = [d for d in near if low[d] < best.cost]
-    if left:
-        found = solved(left, None, True)
-        bound = max(found.bound, min(low[d] for d in left))
-        best = min(best, found, key=lambda one: one.cost)
-    return best._replace(bound=min(bound, best.cost))
+        return run(build, self.ids, self.job, self.cuts, self.end, place)
 
 
 def jobs_by_domain(counts: Counts, cells: Sequence[int], job: PlanJob) -> dict[int, set[int]]:
@@ -165,10 +217,12 @@ def most_free(
     most = min(budget, sum(job.move or 0 for job in counts.jobs))
     domains = cluster.domains(cluster.level(level))
     inside = {name: [h for h in hosts if counts.capacity[h]] for name, hosts in domains.items()}
+    movable = [j for j, job in enumerate(counts.jobs)
+               if job.move is not None and counts.kinds[j] is not None]  # fmt: skip
     emptied: dict[str, int] = {}
 
     def build(excluded: Sequence[Cut]) -> MoveModel:
-        model = MoveModel(counts, None, [False] * len(counts.jobs), True)
+        model = MoveModel(counts, (), movable)
         model.row([(v, model.cost[v]) for v in model.moved.values()], most=most)
         emptied.clear()
         for name, hosts in inside.items():
