@@ -168,9 +168,10 @@ class Decision:
             self._do("take", gpus, name, demands.get(name))
 
     def _start(self, job: PlanJob) -> None:
-        quotas, running = self.status.quotas, self.status.running
+        group, running = job.group, self.status.running
+        quotas = {key: n for key, n in self.status.quotas.items() if key == group}
         known = [one for one, _ in self.status.jobs.values()
-                 if one.group in quotas and one.name in running]  # fmt: skip
+                 if quotas and one.group == group and one.name in running]  # fmt: skip
         snapshot = ClusterSnapshot(self.status.state, (*known, job), quotas)
         found = start_one(snapshot, job, self._model, self._dispatchers)
         if not found.gpus:
