@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 
 from optsched.errors import Infeasible, InputError
+from optsched.io.strict_json import MAX_INTEGER
 from optsched.plan.snapshot import ClusterSnapshot, PlanJob
 from optsched.plan.starts import start_one
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from optsched.bandwidth import BandwidthModel, ClusterState, Dispatcher, Policy
 
 
+Some = msgspec.Meta(max_length=1000)
+
+
 class Change(
     msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, frozen=True
 ):
@@ -24,19 +28,19 @@ class Change(
 
     id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     """A repeated id gets the first answer again and changes nothing."""
-    version: int | None = None
+    version: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)] | None = None
     """Refuse the request if the cluster has another version."""
     repair: str = ""
     """GPUs that are up again, such as ``"n01:0-3 n02"``."""
     fail: str = ""
     """GPUs that are down; their jobs keep the others, and end without any."""
-    give: list[str] = []
+    give: Annotated[list[str], Some] = []
     """Names of jobs that end, or that do not wait any longer."""
-    submit: list[PlanJob] = []
+    submit: Annotated[list[PlanJob], Some] = []
     """Waiting jobs, or new facts about jobs."""
-    place: dict[str, str] = {}
+    place: Annotated[dict[str, str], Some] = {}
     """GPUs on which jobs start, or to which they move; only their number is checked."""
-    start: list[PlanJob | str] = []
+    start: Annotated[list[PlanJob | str], Some] = []
     """Jobs that start on the fastest free GPUs that their facts and the quotas allow."""
 
 
@@ -129,6 +133,8 @@ class Decision:
             if isinstance(one, PlanJob):
                 self._submit(one)
             self._start(self._waiting(one if isinstance(one, str) else one.name))
+        if not self.steps:
+            raise InputError("change: expected repair, fail, give, submit, place or start")
         self.status = self.status._replace(version=self.status.version + 1)
         self.answer |= {"version": self.status.version, "free": len(self.status.state.free)}
         return self

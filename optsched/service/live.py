@@ -253,6 +253,8 @@ class Live:
             raise InputError(used) from None
         _used.add(self.folder)
         try:
+            for path in self.folder.glob(".optsched-*.tmp"):
+                path.unlink()  # of a process that was killed while it rewrote a journal
             for path in sorted(self.folder.glob(f"*{SUFFIX}")):
                 self.clusters[path.name.removesuffix(SUFFIX)] = LiveCluster.open(path)
         except BaseException:
@@ -274,6 +276,8 @@ class Live:
             if len(self.clusters) >= MOST_CLUSTERS:
                 raise InputError(f"name: there are {MOST_CLUSTERS} clusters already")
             path = self.folder / f"{name}{SUFFIX}"
+            if path.exists():
+                raise InputError(f"name: {path} exists: start the service again to open it")
             found = await asyncio.to_thread(LiveCluster.create, path, request)
             self.clusters[name] = found
             return found.known(request) or b""

@@ -301,6 +301,10 @@ async def _create(folder: Path) -> None:
     assert {*answers} == {b'{"version":0,"free":12}'}
     with pytest.raises(Conflict, match="already"):
         await live.create("c", Create(id="y", snapshot=SNAPSHOT))
+    (folder / "e.journal").touch()
+    with pytest.raises(InputError, match="exists"):
+        await live.create("e", request)
+    (folder / "e.journal").unlink()
     for name in ("", "../c", ".c", "c/d", "c" * 65):
         with pytest.raises(InputError, match="letters"):
             await live.create(name, request)
