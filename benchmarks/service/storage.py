@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sqlite3
 import tempfile
 import time
@@ -26,6 +27,8 @@ from optsched.service.journal import Journal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from benchmarks.service.server import Service
+
 RECORD = b'{"id": "5f0c8f5e-6d0a-4c1e", "steps": [["take", "n01:0-7", "job"]], "answer": {}}' * 2
 
 
@@ -35,7 +38,7 @@ async def one_client(port: int, name: str, end: float, times: list[float]) -> No
 
     connection, k = Connection(port), 0
     await connection.open()
-    while (begin := time.perf_counter()) < end:
+    while (begin := time.perf_counter()) < end or k % 2:
         change = {"start": [{"name": name, "gpus": 2}]} if k % 2 == 0 else {"give": [name]}
         body = json.dumps({"id": f"{name}-{k}"} | change).encode()
         status, content = await connection.post("/v1/clusters/c/changes", body)
@@ -44,10 +47,17 @@ async def one_client(port: int, name: str, end: float, times: list[float]) -> No
         k += 1
 
 
-async def over_http(port: int, seconds: float, connections: int, hosts: int) -> None:
+def cpu(pid: int) -> float:
+    """Return the milliseconds of processor time of a process so far."""
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return 1000 * sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+
+async def over_http(running: Service, seconds: float, connections: int, hosts: int) -> None:
     """Create a cluster, load it, and print a row."""
     from benchmarks.service.server import Connection
 
+    port, before = running.port, 0.0
     first, times = Connection(port), list[float]()
     await first.open()
     snapshot = plan.ClusterSnapshot(ClusterState.idle(synthetic.cluster("nvswitch", hosts)))
@@ -56,12 +66,14 @@ async def over_http(port: int, seconds: float, connections: int, hosts: int) -> 
     assert status == 200, content
     for length in (2, seconds):
         times.clear()
+        before = cpu(running.process.pid)
         end = time.perf_counter() + length
         clients = (one_client(port, f"{length}-{i}", end, times) for i in range(connections))
         await asyncio.gather(*clients)
     times.sort()
     row = [f"{1000 * times[int(len(times) * q)]:.1f}" for q in (0.5, 0.9, 0.99)]
-    print(f"{len(times) / seconds:7.0f} {' '.join(f'{one:>7}' for one in row)}")
+    used = (cpu(running.process.pid) - before) / len(times)
+    print(f"{len(times) / seconds:7.0f} {' '.join(f'{one:>7}' for one in row)} {used:7.2f}")
 
 
 def files(folder: Path) -> None:
@@ -122,9 +134,9 @@ def main() -> None:
             return
         from benchmarks.service.server import service
 
-        print("    1/s  p50 ms  p90 ms  p99 ms")
+        print("    1/s  p50 ms  p90 ms  p99 ms  CPU ms of a change")
         with service("--workers", "1", "--state", folder) as running:
-            asyncio.run(over_http(running.port, given.seconds, given.connections, given.hosts))
+            asyncio.run(over_http(running, given.seconds, given.connections, given.hosts))
 
 
 if __name__ == "__main__":

@@ -148,15 +148,16 @@ class LiveCluster:
         new: dict[str, tuple[str, bytes]] = {}
         for request in requests:
             try:
-                if (answer := self.known(request, new)) is None:
+                digest = _digest(request)
+                if (answer := self._known(request.id, digest, new)) is None:
                     if request.version not in (None, status.version):
                         text = f"expected {status.version}, got {request.version}"
                         raise Conflict(f"version: {text}: the cluster has changed", status.version)
                     made = Decision(status, self.model, self._dispatchers).make(request)
                     answer, status = msgspec.json.encode(made.answer), made.status
-                    new[request.id] = _digest(request), answer
-                    record = Record(request.id, _digest(request), msgspec.Raw(answer), made.steps)
-                    records.append(record)
+                    new[request.id] = digest, answer
+                    raw = msgspec.Raw(answer)
+                    records.append(Record(request.id, digest, raw, made.steps))
                 answers.append(answer)
             except Exception as error:
                 answers.append(error)
@@ -171,13 +172,15 @@ class LiveCluster:
                 self._rewrite()
         return answers
 
-    def known(
-        self, request: Change | Create, new: Mapping[str, tuple[str, bytes]] = {}
-    ) -> bytes | None:
-        """Return the answer to a request that was made before, or is among the `new` ones."""
-        found = new.get(request.id) or self._answers.get(request.id)
-        if found is not None and found[0] != _digest(request):
-            raise Conflict(f"id: {request.id!r:.60} is of another request", self.status.version)
+    def known(self, request: Create) -> bytes | None:
+        """Return the answer to this request, if it has created the cluster."""
+        return self._known(request.id, _digest(request), {})
+
+    def _known(self, key: str, digest: str, new: Mapping[str, tuple[str, bytes]]) -> bytes | None:
+        """Return the answer to an id that is known or among the `new` ones."""
+        found = new.get(key) or self._answers.get(key)
+        if found is not None and found[0] != digest:
+            raise Conflict(f"id: {key!r:.60} is of another request", self.status.version)
         return None if found is None else found[1]
 
     def _rewrite(self) -> None:
