@@ -33,7 +33,8 @@ function slurm_job_submit(job, partitions, uid)
   local answer, status = ask(string.format(
     '{"id": "%s", "start": [{"name": "%s", "gpus": %d, "pod": %d}]}', name, name, gpus, pod))
   if status == "409" then
-    slurm.log_user("optsched: %s", answer:match('"message":"(.-[^\\])"'))
+    local reason = answer:match('"message":"(.-[^\\])"'):gsub("^submit[%d-]+: ", "")
+    slurm.log_user("optsched: %s", reason)
   elseif status ~= "200" then
     slurm.log_info("optsched: status %s: %s", status or "none", answer or "no answer")
   else

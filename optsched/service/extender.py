@@ -108,6 +108,8 @@ class _Gang:
     spare: list[str] = field(default_factory=list)
     """Nodes chosen for pods without a request so far."""
     used: float = 0.0
+    again: bool = False
+    """Whether pods of the gang have been replaced: one may start without the others."""
 
 
 class Extender:
@@ -187,7 +189,7 @@ class Extender:
         gang = self.gangs.get(job.name)
         full = gang is not None and len(gang.pods) * gang.gpus >= job.gpus
         if gang is None or gang.gpus != job.pod or (full and pod not in gang.pods):
-            gang = self.gangs[job.name] = _Gang(job.pod)
+            gang = self.gangs[job.name] = _Gang(job.pod, again=full)
         gang.used = now
         return gang
 
@@ -222,7 +224,7 @@ class Extender:
         return state.without(set(state.free) - (free & candidates)), failed, final
 
     def _of_nodes(self, nodes: dict[str, Any]) -> Known:
-        """Make the cluster of all nodes seen so far; GPUs of the candidates are free."""
+        """Make the cluster of these nodes and those of gangs; GPUs of the candidates are free."""
         if not all(nodes.values()):
             raise InputError("NodeNames: the service has no cluster: name one in urlPrefix, or "
                              "set nodeCacheCapable: false")  # fmt: skip
@@ -232,7 +234,10 @@ class Extender:
             for name, node in nodes.items()
         }  # fmt: skip
         if self._model is None or not seen.items() <= self._nodes.items():
-            self._nodes |= seen
+            used = {
+                node for one in self.gangs.values() for node in (*one.pods.values(), *one.spare)
+            }
+            self._nodes = {one: self._nodes[one] for one in used & self._nodes.keys()} | seen
             items = [*self._nodes.values()]
             levels = [one for one in LEVELS if all(n["metadata"]["labels"].get(one) for n in items)]
             with warnings.catch_warnings():
@@ -286,7 +291,7 @@ def _chosen(
     cluster = state.cluster
     if not held:
         verdict = start_one(ClusterSnapshot(state), job, model)
-        if not verdict.gpus:
+        if not verdict.gpus and not gang.again:
             raise Infeasible(f"gang {job.name} cannot start: {verdict.text}")
         rows = cluster.by_machine(verdict.gpus).items()
         gang.spare = [node for node, ids in rows for _ in range(len(ids) // gang.gpus)]

@@ -23,7 +23,7 @@ import typer.main
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from program import PROGRAM
+from program import PROGRAM, Cli
 from test_extender import node, pod
 
 from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Host, HostType
@@ -264,7 +264,7 @@ def parsed(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def test_manifests() -> None:
+def test_manifests(cli: Cli) -> None:
     """Ports, paths, options, mounts and annotations are those of the service."""
     (config,) = documents("scheduler.yaml")
     (extender,) = config["extenders"]
@@ -285,8 +285,8 @@ def test_manifests() -> None:
     assert {str(options["token_file"].parent), str(options["state"])} == mounts
     volumes = {one["name"] for one in spec["volumes"]}
     assert volumes == {m["name"] for c in spec["containers"] for m in c["volumeMounts"]}
-    given = sync().arguments(update["command"][2:])
-    assert Path(update["command"][1]).parent == Path(given.create).parent
+    words = sync().arguments(update["command"][2:])
+    assert Path(update["command"][1]).parent == Path(words.create).parent
     assert scheduler["command"][1].endswith("/scheduler.yaml")
     (job,) = documents("job.yaml")
     template = job["spec"]["template"]

@@ -187,6 +187,10 @@ def test_levels_and_replaced_pods() -> None:
     kube.extender.gangs.clear()
     assert kube.schedule(pod("a-9", 8, 3, **level)) == "n4"
     assert kube.schedule(pod("a-10", 8, 3, **level)) is None
+    for i in range(2):
+        assert kube.schedule(pod(f"d-{i}", 4, 2))
+    kube.at, kube.free = {}, {f"n{i}": 4 * (i == 2) for i in range(6)}  # of d, one pod starts again
+    assert kube.schedule(pod("d-2", 4, 2)) == "n2"
     kube = Kube({"n0": 8, "n1": 8, "n2": 0, "n3": 8, "n4": 0, "n5": 0}, live=True)
     found = kube.filter(kube.body(pod("b-0", 8, 3, **level)))
     assert found["NodeNames"] == [] and "fit only across several racks" in str(found)
