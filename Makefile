@@ -12,7 +12,7 @@ READY := .venv/.ready
 demo: $(READY)
 	@mkdir -p out
 	$(BIN)/python examples/main_job.py --out out
-	$(BIN)/optsched arraypipe demo --out out
+	$(BIN)/optsched arraypipe demo -o out
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"

@@ -75,7 +75,7 @@ def read_summary(folder: Path, as_json: bool) -> str:
     """The summary of a run, as text or as JSON."""
     file = folder / ("summary.json" if as_json else "summary.txt")
     if not file.exists():
-        raise InputError(f"{file}: no such file; `optsched arraypipe run --out` writes it")
+        raise InputError(f"{file}: no such file; `optsched arraypipe run -o` writes it")
     return read_text(file).rstrip()
 
 

@@ -24,9 +24,8 @@ from optsched.io.files import check_outputs
 
 Script = Annotated[str, argument("FILE.py:FUNCTION, which makes the ArrayTrainer.")]
 ProfileFile = Annotated[Path, argument("A *.profile.json document.")]
-Out = Annotated[
-    Path | None, option("[default: beside the input, by its name]", "-o", "--out", "--output")
-]
+Out = Annotated[Path | None, option("[default: beside the input, by its name]", "-o", "--output")]
+Folder = Annotated[Path | None, option("Folder for plan, trace and summary.", "-o", "--output")]
 Memory = Annotated[str | None, option("Of a device: 40GB, or device (problem only): as profiled.")]
 
 
@@ -115,7 +114,7 @@ def run(
     every: Annotated[int | None, option("Iterations between checkpoints [default: last].")] = None,
     resume: Annotated[bool, option("From the latest checkpoints.", "--resume")] = False,
     ranks: Annotated[int | None, option("Processes, one per device (torchrun).", min=1)] = None,
-    out: Annotated[Path | None, option("Folder for plan, trace and summary.")] = None,
+    output: Folder = None,
     quiet: Quiet = False,
 ) -> None:
     """Train a script's jobs by a schedule; Ctrl-C ends every job's iteration and saves.
@@ -132,12 +131,12 @@ def run(
         raise typer.Exit(subprocess.call([sys.executable, *launcher, *program, *sys.argv[1:]]))
     settings = {"every": every, "verbose": not quiet}
     given = None if schedule is None else chosen_array(Schedule.read(schedule), array)
-    if not run_script(script, given, steps, out, settings, checkpoint=checkpoint, resume=resume):
+    if not run_script(script, given, steps, output, settings, checkpoint=checkpoint, resume=resume):
         raise typer.Exit(1)
 
 
 def report(
-    folder: Annotated[Path, argument("What `run --out` wrote.")],
+    folder: Annotated[Path, argument("What `run -o` wrote.")],
     as_json: AsJson = False,
 ) -> None:
     """Print jobs, losses, devices, and predicted and measured times of a run.
@@ -150,7 +149,7 @@ def report(
 
 
 def demo(
-    out: Annotated[Path | None, option("Folder for plan, trace and summary.")] = None,
+    output: Folder = None,
     steps: Annotated[int, option("Training steps per job.", min=1)] = 20,
     schedule: Annotated[Path | None, option("Train by this schedule of it.")] = None,
 ) -> None:
@@ -162,7 +161,7 @@ def demo(
     from optsched.model.schedule import Schedule
 
     given = None if schedule is None else Schedule.read(schedule)
-    check_folder(out)
+    check_folder(output)
     need_torch()
     from optsched.arraypipe.demo import run_demo
 
@@ -170,5 +169,5 @@ def demo(
     seconds = result.report.wall_ns / 1e9
     summary = summary_of(result, backend="inline", steps=steps, seconds=seconds)
     print(f"{summary.text}\n\nevery job is bit-identical to training it alone")
-    if out is not None:
-        write_results(out, summary, result)
+    if output is not None:
+        write_results(output, summary, result)

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 from optsched.bandwidth import synthetic
 from optsched.cli.options import Output, Seed, option, pairs
 from optsched.cli.output import wrote
-from optsched.errors import InputError
 from optsched.io.files import check_outputs, check_writable
 from optsched.io.values import one_of
-from optsched.problems.jobshop import generator, published
+from optsched.problems.jobshop import generator
 
 
 def jobarray(
@@ -49,23 +48,17 @@ def jobarray(
 
 def taillard(
     output: Output,
-    instance: Annotated[str | None, option("Such as ta01, instead of the seeds.")] = None,
     jobs: Annotated[int, option("Jobs.")] = 20,
     machines: Annotated[int, option("Machines.")] = 15,
     time_seed: Annotated[int, option("Seed of the durations.")] = 1,
     machine_seed: Annotated[int, option("Seed of the routes.")] = 2,
 ) -> None:
-    """Write a job shop by Taillard's generator (1993).
+    """Write a job shop by Taillard's generator (1993); `optsched convert ta01 OUT` writes his.
 
-    Example: optsched generate taillard --instance ta01 -o ta01.txt
+    Example: optsched generate taillard --jobs 5 --machines 4 -o shop.txt
     """
     check_writable(output)
-    if instance is not None and (jobs, machines, time_seed, machine_seed) != (20, 15, 1, 2):
-        raise InputError("instance: is complete; leave out the sizes and seeds")
-    if instance is not None:
-        shop = published.instance(instance)
-    else:
-        shop = generator.generate(jobs, machines, time_seed, machine_seed)
+    shop = generator.generate(jobs, machines, time_seed, machine_seed)
     form: Any = "json" if output.suffix == ".json" else "standard"
     wrote(
         output, lambda path: shop.write(path, format=form),

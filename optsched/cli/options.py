@@ -35,9 +35,7 @@ OptionalOutput = Annotated[Path | None, option("Write it here.", "-o", "--output
 Objective = Annotated[
     str | None, option("makespan, total_weighted_completion, maximum_lateness or period.")
 ]
-TimeLimit = Annotated[
-    float | None, option("Seconds [default: 10 without any limit].", "--time-limit", "--time")
-]
+TimeLimit = Annotated[float | None, option("Seconds [default: 10 without any limit].", "--time")]
 Iterations = Annotated[int | None, option("Steps of the solver: reproducible anywhere.")]
 Workers = Annotated[int | None, option("Cores to keep busy [default: 2].")]
 Options = Annotated[list[str] | None, option(_OPTION, "--option")]
@@ -46,7 +44,9 @@ EngineName = Annotated[str, option("loky: this machine; a cluster: dask or ray."
 Jobs = Annotated[int | None, option("Runs at once [default: 1, or a cluster's cores].", min=1)]
 AsJson = Annotated[bool, option("Print one JSON object.", "--json")]
 Quiet = Annotated[bool, option("Print nothing but errors.", "--quiet")]
-History = Annotated[Path | None, option("History: *.schedule.json, one a policy.", "-o", "--out")]
+History = Annotated[
+    Path | None, option("History: *.schedule.json, one a policy.", "-o", "--output")
+]
 Metrics = Annotated[Path | None, option("All metrics: optsched.metrics/1.")]
 ReportFile = Annotated[Path | None, option("Report: .html, .png, .svg or .pdf.", "--plot")]
 Devices = Annotated[str | None, option("Such as cpu,cpu or cuda:0 [default: all].")]

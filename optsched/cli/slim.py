@@ -114,7 +114,7 @@ def check(file: ScenarioFile, log: LogFile) -> None:
 
 
 def bench(
-    output: Annotated[Path, option("Write all points here.", "-o", "--out")],
+    output: Output,
     loads: Annotated[
         str, option("RATE or RATExBURST, separated by commas.")
     ] = "2500x3,4500x2.5,2500,4500",

@@ -51,7 +51,7 @@ def solve(
 ) -> None:
     """Solve an instance; Ctrl-C keeps the best schedule so far.
 
-    Example: optsched solve ta01 --time-limit 10 -o plan.schedule.json
+    Example: optsched solve ta01 --time 10 -o plan.schedule.json
     """
     check_outputs([output], [file])
     problem = options.with_objective(read_problem(file), objective)

@@ -1,4 +1,4 @@
-"""``optsched gpus topology``: import, show and check a cluster and its state."""
+"""``optsched gpus topology``: import and show a cluster and its state."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def show(
     gpus: Annotated[str | None, option("Mark these on the map, such as 'n01:0-3 n02'.")] = None,
     output: OptionalOutput = None,
 ) -> None:
-    """Print types of hosts, links, domains and hosts; a map of GPUs (-o: .png, .svg, .pdf).
+    """Print types of hosts, links, domains and hosts, notes, and a map (-o: .png, .svg, .pdf).
+
+    Notes are what is missing, and what answers assume instead.
 
     Example: optsched gpus topology show c.json --state s.json
     """
@@ -107,8 +109,12 @@ def show(
         print(f"wrote {output}")
         return
     display(render(cluster))
+    notes = [*_type_notes(cluster), *assumptions(cluster), *_level_notes(cluster)]
     if found is not None or marked:
         display("", *_map(found or ClusterState.idle(cluster), marked))
+        notes += _placeholders(found or ClusterState.idle(cluster))
+    for note in notes:
+        print(f"note: {note}")
 
 
 def state(
@@ -134,22 +140,6 @@ def state(
     wrote(output, found.write, f": {_counts(found)}")
     for line in _placeholders(found):
         print(f"warning: {line}", file=sys.stderr)
-
-
-def check(file: ClusterFile, state: StateFile = None) -> None:
-    """Check a cluster, and a state of it; note missing information.
-
-    Example: optsched gpus topology check c.json --state s.json
-    """
-    cluster = Cluster.read(file)
-    found = None if state is None else ClusterState.read(state, cluster)
-    print(f"{file}: in order, {_sizes(cluster)}")
-    for note in [*_type_notes(cluster), *assumptions(cluster), *_level_notes(cluster)]:
-        print(f"note: {note}")
-    if found is not None:
-        print(f"{state}: in order, {_counts(found)}")
-        for line in _placeholders(found):
-            print(f"note: {line}")
 
 
 def _type_notes(cluster: Cluster) -> Iterator[str]:

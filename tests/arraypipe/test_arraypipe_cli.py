@@ -88,7 +88,7 @@ REFUSED: list[tuple[str, str]] = [
     ("problem in.profile.json --objective speed", "objective: expected one of"),
     ("problem in.profile.json -o in.profile.json", "is the file that is read"),
     ("problem nowhere.json", "no such file"),
-    ("report .", "summary.txt: no such file; `optsched arraypipe run --out` writes it"),
+    ("report .", "summary.txt: no such file; `optsched arraypipe run -o` writes it"),
 ]
 
 
@@ -103,7 +103,7 @@ def test_refusals_without_torch(shop: Cli) -> None:
 @pytest.mark.torch
 def test_from_profile_to_report(shop: Cli) -> None:
     """Profile, advise, run without and with a schedule, resume, report."""
-    done = shop("arraypipe", "profile", "t.py:make_trainer", "--out", "x.profile.json")
+    done = shop("arraypipe", "profile", "t.py:make_trainer", "-o", "x.profile.json")
     assert done.code == 0 and "wrote x.profile.json" in done.out
     words = ("--devices", 2, "--memory", "40GB", "--json")
     advice = json.loads(shop("arraypipe", "advise", "x.profile.json", *words).out)
@@ -111,14 +111,14 @@ def test_from_profile_to_report(shop: Cli) -> None:
     assert "job array" in shop("arraypipe", "advise", "x.profile.json").out
 
     run = ("arraypipe", "run", "t.py:make_trainer")
-    done = shop(*run, "--steps", 4, "--out", "a", "--checkpoint", "ck")
+    done = shop(*run, "--steps", 4, "-o", "a", "--checkpoint", "ck")
     assert done.code == 0, done.err
     assert sorted(os.listdir("a")) == RESULTS and "solving for the order" in done.err
     assert optsched.verify(Schedule.read("a/trace.schedule.json")) == []
     assert "predicted period" in shop("arraypipe", "plan", "a/plan.schedule.json").out
 
     again = shop(*run, "a/plan.schedule.json", "--steps", 6, "--checkpoint", "ck", "--resume",
-                 "--every", 1, "--quiet", "--out", "b/c")  # fmt: skip
+                 "--every", 1, "--quiet", "-o", "b/c")  # fmt: skip
     assert again.code == 0 and again.err == ""
     summary = json.loads(shop("arraypipe", "report", "b/c", "--json").out)
     assert [(job["iterations"], job["status"]) for job in summary["jobs"]] == [(2, "done")] * 3
@@ -144,7 +144,7 @@ def test_failed_job_and_names_that_talk_to_the_terminal(shop: Cli) -> None:
     tree["resources"][0]["name"] = "\x1b[2Jgpu"
     Path("named.schedule.json").write_text(json.dumps(tree))
     done = shop("arraypipe", "run", "t.py:not_finite", "named.schedule.json", "--steps", 6,
-                "--out", "o")  # fmt: skip
+                "-o", "o")  # fmt: skip
     assert done.code == 1
     assert done.err.endswith("failed: job job1, stage 1, iteration 3: the loss is nan\n")
     summary = json.loads(shop("arraypipe", "report", "o", "--json").out)
@@ -175,7 +175,7 @@ def test_scripts_refused(shop: Cli) -> None:
     Path("torn.py").write_text("x = 1\ndef (:\n")
     Path("needs.py").write_text("import no_such_module\n")
     for script, sentence in SCRIPTS:
-        assert sentence in shop.refused("arraypipe", "run", script, "x.schedule.json", "--out", "o")
+        assert sentence in shop.refused("arraypipe", "run", script, "x.schedule.json", "-o", "o")
     lines = Path("t.py").read_text().split("\n")
     line = 1 + lines.index('        raise ValueError("no such loss")')
     found = shop.refused("arraypipe", "profile", "t.py:wrong_loss")
@@ -192,15 +192,15 @@ def test_orders_refused(shop: Cli) -> None:
     for script, schedule, words, sentence in (
         (good, x, "--steps 0", "steps: "),
         (good, x, "--resume", "checkpoint: expected a folder"),
-        (good, x, "--out file/x", "file/x: cannot be made"),
-        (good, x, "--checkpoint c --out deep/er", "already has checkpoints"),
-        (good, "cyclic.schedule.json", "--out o", "can never be run"),
-        ("t.py:strict", "free.schedule.json", "--out o", "must ascend"),
-        ("t.py:two_jobs", x, "--out o", "the schedule has 3 jobs, the trainer 2"),
+        (good, x, "-o file/x", "file/x: cannot be made"),
+        (good, x, "--checkpoint c -o deep/er", "already has checkpoints"),
+        (good, "cyclic.schedule.json", "-o o", "can never be run"),
+        ("t.py:strict", "free.schedule.json", "-o o", "must ascend"),
+        ("t.py:two_jobs", x, "-o o", "the schedule has 3 jobs, the trainer 2"),
     ):
         found = shop.refused("arraypipe", "run", script, schedule, *words.split())
         assert sentence in found, words
-    for words, sentence in (("--sizes 2;4", "sizes: "), ("--out t.py", "is the file that is")):
+    for words, sentence in (("--sizes 2;4", "sizes: "), ("-o t.py", "is the file that is")):
         assert sentence in shop.refused("arraypipe", "profile", good, *words.split())
     assert sorted(os.listdir()) == before
 
@@ -209,9 +209,9 @@ def test_orders_refused(shop: Cli) -> None:
 @pytest.mark.torch
 def test_ranks(shop: Cli) -> None:
     """`--ranks 2` gives the losses of one process."""
-    assert shop(*RUN, "--quiet", "--steps", 6, "--out", "o").code == 0
+    assert shop(*RUN, "--quiet", "--steps", 6, "-o", "o").code == 0
     done = subprocess.run(
-        [*PROGRAM, *RUN, "--quiet", "--ranks", "2", "--steps", "6", "--out", "p"],
+        [*PROGRAM, *RUN, "--quiet", "--ranks", "2", "--steps", "6", "-o", "p"],
         capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

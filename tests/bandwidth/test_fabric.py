@@ -101,7 +101,7 @@ def test_commands(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [line.split() for line in cli("gpus", "topology", "show", "c.json").out.splitlines()]
     assert ["spine", "t", "4", "8", "0.8"] in rows
     assert ["leaf", "s0", "2", "4", "0.9", "100", "GB/s"] in rows and ["s1", "2", "4"] in rows
-    notes = cli("gpus", "topology", "check", "c.json").out
+    notes = cli("gpus", "topology", "show", "c.json").out
     assert "leaf: uplinks of 100 GB/s a domain do not limit a single job" in notes
     assert "jobs that share uplinks are not modelled" in notes and "spine: factor 0.8" in notes
     assert "factors[leaf]: expected a share" in cli.refused(*words, "--factor", "leaf=1/2")

@@ -171,7 +171,7 @@ def test_commands_say_so(cli: Cli) -> None:
         "gpus", "topology", "import", "--domains", "nodes.json", "--nics", "1", "-o", "c.json"
     )
     assert ran.code == 0 and f"warning: {said}" in ran.err
-    assert f"note: {said}" in cli("gpus", "topology", "check", "c.json").out
+    assert f"note: {said}" in cli("gpus", "topology", "show", "c.json").out
     given = ("gpus", "choose", "--cluster", "c.json", "--state", "s.json", "--gpus", "4")
     plain, text = cli(*given), cli(*given, "--explain").out
     assert plain.out == "n1:0-3\n" and f"warning: {said}" in plain.err

@@ -162,8 +162,8 @@ def test_foreign_results_are_refused(cli: Cli, content: bytes, message: str) -> 
 
 def test_interrupt_keeps_what_is_done(cli: Cli) -> None:
     """Ctrl-C: exit code 130, the finished row is there, no process stays behind."""
-    assert cli("generate", "taillard", "--instance", "ta41", "-o", "hard.txt").code == 0
-    words = ("bench", "shop.txt", "hard.txt", "--solvers", "cpsat", "--time-limit", "300")
+    assert cli("convert", "ta41", "hard.txt", "--lossy").code == 0
+    words = ("bench", "shop.txt", "hard.txt", "--solvers", "cpsat", "--time", "300")
     process = start(*words, "-o", "r.csv")
     assert process.stderr is not None
     assert any(line.startswith("shop  cpsat  seed 0") for line in process.stderr)

@@ -334,7 +334,6 @@ def test_generate(cli: Cli) -> None:
             "jobs x micro-batches x stages: expected at most 2000000, got 4000000",
         ),
         (("jobarray", "--memory", "abc"), 'memory: expected bytes or a size such as "80GB"'),
-        (("taillard", "--instance", "ta81"), 'there is no published job shop "ta81"'),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, tuple) else "",
 )

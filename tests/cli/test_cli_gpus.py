@@ -85,7 +85,7 @@ def test_other_commands_know_choices(site: Cli) -> None:
     assert "has one format only" in site.refused("convert", "p.subset.json", "x.schedule.json")
     site.patch.setattr("optsched.bench.run.missing_kernels", lambda tasks: [])
     ran = site(
-        "bench", "p.subset.json", "--solvers", "counts,random_subset", "--time-limit", "20", "-o",
+        "bench", "p.subset.json", "--solvers", "counts,random_subset", "--time", "20", "-o",
         "r.csv",
     )  # fmt: skip
     assert ran.code == 0 and "0.00%" in ran.out

@@ -53,7 +53,7 @@ def shown(cli: Cli, file: str) -> tuple[str, str, dict[str, Any]]:
 def test_job_arrays(cli: Cli, objective: str, solver: str) -> None:
     """From the document through a solver into the table, the page, the chart and the trace."""
     array(names=NAMES, objective=objective).write("a.jobarray.json")
-    words = ("--solver", solver, "--time-limit", 5, "-o", "x.json")
+    words = ("--solver", solver, "--time", 5, "-o", "x.json")
     assert cli("solve", "a.jobarray.json", *words).code == 0
     out, page, trace = shown(cli, "x.json")
     assert all(name in out for name in NAMES) and page == [*NAMES]

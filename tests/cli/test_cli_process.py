@@ -19,7 +19,7 @@ from optsched.model.schedule import Schedule
 
 def test_interrupt_writes_the_best_so_far(cli: Cli) -> None:
     """Ctrl-C in a long search: exit code 0, a verified schedule, and the process is gone."""
-    assert cli("generate", "taillard", "--instance", "ta41", "-o", "hard.txt").code == 0
+    assert cli("convert", "ta41", "hard.txt", "--lossy").code == 0
     process = start("solve", "hard.txt", "--time", "600", "-o", "out.json")
     assert process.stderr is not None
     line = next(line for line in process.stderr if "objective -" not in line)
