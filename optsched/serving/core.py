@@ -18,7 +18,7 @@ from optsched.io.values import boolean, integer
 from optsched.kernels.compile import INT, helper
 from optsched.serving.plan import SLOTS
 from optsched.serving.scenario import Contention, Scenario
-from optsched.serving.tables import milliseconds, non_negative
+from optsched.serving.tables import NEVER, milliseconds, non_negative
 
 KEYS: Final = 63
 """Maximum number of queues, one per (segment, width): bits of an integer."""
@@ -32,7 +32,6 @@ RUN, LOAD, UNLOAD, WAKE = range(4)
 EMPTY, LOADING, FREE, BUSY, UNLOADING = range(5)
 """States of a slot for an instance."""
 
-NEVER: Final = 2**62
 UNIT: Final = 2**28
 """Units of a load of 1: sums of integers are exact."""
 
@@ -131,6 +130,8 @@ class Settings:
         Younger blocks may pass a blocked one until it has waited this long.
     strict
         Younger blocks never pass a blocked one.
+    shed
+        Requests are dropped at a decision if their expected end is after their deadline.
     """
 
     cap: int = 4
@@ -138,10 +139,12 @@ class Settings:
     idle_ms: float = 500.0
     starve_ms: float = 20.0
     strict: bool = False
+    shed: bool = True
 
     def __post_init__(self) -> None:
         integer("cap", self.cap, 1, SLOTS)
-        object.__setattr__(self, "strict", boolean("strict", self.strict))
+        for key in ("strict", "shed"):
+            object.__setattr__(self, key, boolean(key, getattr(self, key)))
         non_negative("util_block", self.util_block)
         milliseconds("idle_ms", self.idle_ms)
         milliseconds("starve_ms", self.starve_ms)

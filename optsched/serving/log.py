@@ -31,16 +31,18 @@ BATCH: Final = _integers("server instance segment width start end images first")
 """A batch, times in ns; its requests are ``entries[first:first + images]``."""
 
 ENTRY: Final = _integers("request queued")
+SHED: Final = _integers("request at")
 INSTANCE: Final = _integers("server id segment width load ready unload")
 """An instance; `unload` is -1 for those resident at the end."""
 
 
-class Summary(msgspec.Struct, frozen=True):
+class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     """Totals of a run; None where no request was completed.
 
     Latencies are in ms, percentiles by nearest rank; energy is that of all servers from 0 to the
     end, `dynamic_energy_j` without idle power; `gpu_variance` is the variance over servers of
-    min(U, 1), its mean and standard deviation over time.
+    min(U, 1), its mean and standard deviation over time. Of the requests with a deadline,
+    `attainment` is the percentage answered in time; `shed` were dropped, `late` answered after it.
     """
 
     completed: int
@@ -56,6 +58,9 @@ class Summary(msgspec.Struct, frozen=True):
     throughput_per_s: float | None
     completion: float | None
     decisions: int
+    shed: int = 0
+    late: int = 0
+    attainment: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +71,8 @@ class Log:
     ----------
     scenario
         Servers and requests.
-    batches, entries, instances
-        Arrays of `BATCH`, `ENTRY` and `INSTANCE`.
+    batches, entries, instances, sheds
+        Arrays of `BATCH`, `ENTRY`, `INSTANCE` and `SHED`.
     summary
         Totals.
     horizon
@@ -82,6 +87,7 @@ class Log:
     batches: Any
     entries: Any
     instances: Any
+    sheds: Any
     summary: Summary
     horizon: int | None = None
     provenance: dict[str, Any] = field(default_factory=dict)
@@ -191,6 +197,11 @@ class _Entry(_Struct):
     queued_ms: float
 
 
+class _Shed(_Struct):
+    id: int | str
+    at_ms: float
+
+
 class _Batch(_Struct):
     server: int | str
     instance: int
@@ -207,6 +218,7 @@ class _Document(_Struct, kw_only=True):
     horizon_ms: float | None = None
     instances: list[_Instance]
     batches: list[_Batch]
+    shed: list[_Shed] = []
     summary: Summary
     provenance: dict[str, Any] = {}
 
@@ -250,10 +262,14 @@ def _log_of(scenario: Scenario, document: _Document) -> Log:
             place = f"batches[{b}].requests[{i}]"
             queued = _number(f"{place}.queued_ms", entry.queued_ms)
             entries.append((_number(f"{place}.id", entry.id, requests), queued))
+    sheds = [
+        (_number(f"shed[{i}].id", one.id, requests), _number(f"shed[{i}].at_ms", one.at_ms))
+        for i, one in enumerate(document.shed)
+    ]
     horizon = document.horizon_ms
     return Log(
         scenario, np.array(batches, BATCH), np.array(entries, ENTRY),
-        np.array([*instances.values()], INSTANCE), document.summary,
+        np.array([*instances.values()], INSTANCE), np.array(sheds, SHED), document.summary,
         None if horizon is None else _number("horizon_ms", horizon),
         document.provenance, document.wall_clock,
     )  # fmt: skip
@@ -294,4 +310,6 @@ def log_to_json(log: Log) -> bytes:
         _Batch(names[s], i, k, w, start / NS_PER_MS, end / NS_PER_MS, entries[first : first + n])
         for s, i, k, w, start, end, n, first in log.batches.tolist()
     )
+    if len(log.sheds):
+        members["shed"] = rows(_Shed(ids[r], at / NS_PER_MS) for r, at in log.sheds.tolist())
     return lines(members)

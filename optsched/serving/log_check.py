@@ -52,7 +52,7 @@ def check(scenario: Scenario, log: Log | Mapping[str, Any] | str | os.PathLike[s
     if found.scenario.sha256 != scenario.sha256:
         raise InputError("the log is of another scenario")
     facts = _Facts(scenario, found)
-    rules = [_instances, _memory, _batches, _completeness, _order, _fifo, _summary]
+    rules = [_instances, _memory, _batches, _completeness, _shed, _order, _fifo, _summary]
     if not found.wall_clock:
         rules += [_durations, _router]
     return [sentence for rule in rules for sentence in rule(facts)]
@@ -184,17 +184,39 @@ def _batches(f: _Facts) -> Iterator[str]:
 
 
 def _completeness(f: _Facts) -> Iterator[str]:
-    """Every request runs every segment once; before a horizon, a prefix of the segments."""
+    """Every request runs every segment once; before a horizon or if shed, a prefix of them."""
     again: dict[tuple[int, int], list[int]] = defaultdict(list)
     for e in np.flatnonzero(f.times[f.r, f.k] > 1):
         again[int(f.r[e]), int(f.k[e])].append(int(f.of[e]))
     for (r, k), rows in again.items():
         yield f"{f.request(r)} runs segment {k} {len(rows)} times, in batches {str(rows)[1:-1]}"
     missing = f.times == 0
-    if f.log.horizon is not None:
-        missing &= np.cumsum(f.times[:, ::-1], axis=1)[:, ::-1] > 0
+    later = np.cumsum(f.times[:, ::-1], axis=1)[:, ::-1] > 0
+    stopped = np.full(len(missing), f.log.horizon is not None)
+    stopped[f.log.sheds["request"]] = True
+    missing &= later | ~stopped[:, None]
     for r, k in np.argwhere(missing):
         yield f"{f.request(r)} never runs segment {k}"
+
+
+def _shed(f: _Facts) -> Iterator[str]:
+    """Requests that are shed have a deadline, and are shed once, while they wait for a segment."""
+    due, shed = f.scenario.deadline_ms, set[int]()
+    for r, at in f.log.sheds.tolist():
+        ends = f.batch["end"][f.of[f.r == r]]
+        since = max(int(f.scenario.arrival[r]), int(ends.max(initial=0)))
+        name = f"{f.request(r)}, shed at {_ms(at)},"
+        if due is None or due[r] == math.inf:
+            yield f"{name} has no deadline"
+        if r in shed:
+            yield f"{name} was shed before"
+        if f.times[r].all():
+            yield f"{name} runs all segments"
+        if at < since - SLACK:
+            yield f"{name} waits from {_ms(since)} on"
+        if at > f.horizon:
+            yield f"{name} is shed after the horizon, {_ms(f.horizon)}"
+        shed.add(r)
 
 
 def _order(f: _Facts) -> Iterator[str]:
@@ -296,7 +318,8 @@ def _summary(f: _Facts) -> Iterator[str]:
     row = np.flatnonzero((f.batch_of >= 0).all(axis=1))
     row = row[f.batch["end"][f.batch_of[row, -1]] <= f.horizon]
     finish = f.batch["end"][f.batch_of[row, -1]]
-    end = int(finish.max(initial=0)) if f.log.horizon is None else f.horizon
+    left = [*finish.tolist(), *f.log.sheds["at"].tolist()]
+    end = max(left, default=0) if f.log.horizon is None else f.horizon
     n, of, seconds = len(row), f.scenario.n_requests, end / 1e9
     joules: float | None
     joules, variance, spread = _integrals(f, end)
@@ -319,6 +342,16 @@ def _summary(f: _Facts) -> Iterator[str]:
             "p50_ms": latency[(n + 1) // 2 - 1], "p99_ms": latency[(99 * n + 99) // 100 - 1],
             "accuracy": math.fsum(percent[tuple(digits.T)]) / n,
         }  # fmt: skip
+    found |= {"shed": len(f.log.sheds), "late": 0}
+    if f.scenario.deadline_ms is not None:
+        due = f.scenario.arrival + np.ceil(f.scenario.deadline_ms * 1e6 - 1e-3)
+        late = finish > due[row]
+        closed = np.isfinite(due) & (due <= end)
+        closed[row] = np.isfinite(due[row])
+        kept = np.isfinite(due[row]) & ~late
+        found["late"] = int(late.sum())
+        if closed.any():
+            found["attainment"] = 100 * int(kept.sum()) / int(closed.sum())
     least = len(_blocks(f))
     most = len(f.of) if f.log.horizon is None and not f.log.wall_clock else 2**53
     if most < 2**53 and f.scenario.link is None and (f.scenario.router_ms or 0) * 1e6 > 2 * SLACK:

@@ -206,7 +206,7 @@ class Fleet(VecEnv):
         self.rng = np.random.Generator(np.random.PCG64([seed, 2]))
         inputs, self.count, buffers = rules.sizes(self.state, *self.shape)
         self.arrival = np.zeros((n, self.size), np.int64)
-        short = first.replace(arrival_ms=first.arrival[: self.size] / NS_PER_MS)
+        short = first.replace(arrival_ms=first.arrival[: self.size] / NS_PER_MS, deadline_ms=None)
 
         def world(e: int) -> World:
             found = new_world(short, Router(), plan, None, seed, log=False)

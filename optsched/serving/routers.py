@@ -15,7 +15,7 @@ from optsched.io.values import boolean, frozen, integer, one_of
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNLOADING
 from optsched.serving.rules import Compiled
-from optsched.serving.tables import NS_PER_MS, POINTS, non_negative
+from optsched.serving.tables import NEVER, NS_PER_MS, POINTS, non_negative
 from optsched.serving.world import expected_delays
 
 if TYPE_CHECKING:
@@ -319,6 +319,12 @@ class View:
             found.append(r)
             r = int(self._world.request[r]["next"])
         return np.array(found, np.int64)
+
+    @property
+    def deadline(self) -> Any:
+        """Times at which the requests of `head` are due; inf without a deadline."""
+        due = self._world.deadline[self.head]
+        return np.where(due < NEVER, due / NS_PER_MS, np.inf)
 
     @property
     def prefix(self) -> tuple[int, ...]:

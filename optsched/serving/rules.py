@@ -40,6 +40,10 @@ HIDDEN: Final = 64
 _PARTS: Final = 2**24  # resolution of random numbers
 MODULUS: Final = 2**31 - 1
 _SPREAD = 1.3
+_SAFETY: Final = 0.8  # share of the time until a deadline that an estimated end may take
+_OVERLOAD_NS: Final = 100_000_000  # time after shedding during which work costs more
+_OVERLOAD_PRICE: Final = 100.0
+_LATE: Final = 1e15  # ns: more than any other cost
 _EVICTION = 5
 
 
@@ -125,7 +129,8 @@ def _width(world, k):  # type: ignore[no-untyped-def]
         waiting += world.fifo[f].images * (segments - f) / segments
     for s in range(len(world.core.server)):
         queued += world.core.server[s].queued_mmac
-    most = (rule.target * rule.rate / 1.6 - queued) / waiting
+    slack = world.deadline[world.fifo[k].head] - world.trace[0].now
+    most = (min(rule.target, slack) * rule.rate / 1.6 - queued) / waiting
     j = len(world.ladder_mmac) - 1
     while j > 0 and world.ladder_mmac[j] > most:
         j -= 1
@@ -192,6 +197,44 @@ def delay(world, s):  # type: ignore[no-untyped-def]
 
 
 @helper(counted=False, inline=True)
+def expected(world):  # type: ignore[no-untyped-def]
+    """Estimated ns until the head of the decision is answered, by the present queues.
+
+    Later segments run at the static tuple, or at the narrowest width, on the server that is
+    fastest for each.
+    """
+    trace = world.trace[0]
+    k = trace.segment
+    fifo = world.fifo[k]
+    width = world.request[fifo.head].width
+    images = min(trace.group, fifo.images)
+    _, start = _hosts(world.core, trace.server, k, trace.width, trace.now)
+    end, _, _ = _batch(world.core, trace.server, k, trace.width, images, width)
+    head = world.request[fifo.head]
+    if k > 0 and head.server != trace.server:
+        end += world.transfer[k - 1, head.width]
+    return start + end + _later(world, k, trace.width)
+
+
+@helper(counted=False, inline=True)
+def _later(world, k, width):  # type: ignore[no-untyped-def]
+    """Estimated ns of all segments after k, whose width is given; see `expected`."""
+    core = world.core
+    found = 0.0
+    for j in range(k + 1, core.vram.shape[0]):
+        w = world.ladder[0, j] if len(world.ladder) else 0
+        least = np.inf
+        for s in range(len(core.server)):
+            if world.feasible[s, j, w]:
+                _, start = _hosts(core, s, j, w, world.trace[0].now)
+                end, _, _ = _batch(core, s, j, w, 1, width)
+                least = min(least, start + end)
+        found += world.trace[0].router + (least if least < np.inf else 0.0)
+        width = w
+    return found
+
+
+@helper(counted=False, inline=True)
 def _marginal(world, k):  # type: ignore[no-untyped-def]
     """Choose width and server of the least cost for all requests, of the block and others.
 
@@ -199,6 +242,9 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
     width loses if all later segments are the best. Cost of the others: `price` times the work for
     every request in the system, but 0 while no instance can run the block, since then they wait for
     loading. ``world.weights`` holds the value of the best completion of every prefix, in ns.
+
+    With deadlines, blocks are as large as the queue; choices that end the request too late come
+    last, by time; and the price of work rises for a while after a request was shed.
     """
     rule = world.rule[0]
     trace = world.trace[0]
@@ -207,17 +253,23 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
     fifo = world.fifo[k]
     head = world.request[fifo.head]
     trace.group = rule.group
-    images = min(rule.group, fifo.images)
+    if trace.deadlines:
+        trace.group = max(rule.group, min(fifo.images, core.state[0].max_batch))
+    images = min(trace.group, fifo.images)
     before, prefixes = 0, 1
     for _ in range(k):
         before += prefixes
         prefixes *= widths
     worth = world.weights[before + head.tuple]
     price = rule.price * (trace.arrived - trace.completed)
+    slack = world.deadline[fifo.head] - trace.now
+    if trace.now - trace.shed_at < _OVERLOAD_NS:
+        price *= _OVERLOAD_PRICE
     least = np.inf
     trace.server, trace.width = 0, 0
     for w in range(widths):
         lost = worth - world.weights[before + prefixes + head.tuple * widths + w]
+        later = _later(world, k, w) if trace.deadlines else 0.0
         for s in range(len(core.server)):
             if not world.feasible[s, k, w]:
                 continue
@@ -230,6 +282,8 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
                 value += price * work
             if k > 0 and head.server != s:
                 value += world.transfer[k - 1, head.width]
+            if trace.deadlines and start + end + later > _SAFETY * slack:
+                value = _LATE + start + end + later
             if value < least:
                 least = value
                 trace.server, trace.width = s, w

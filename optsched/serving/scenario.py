@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -17,6 +18,7 @@ from optsched.io.files import write_atomic
 from optsched.io.strict_json import decode_document, lines, placed, read_json, rows
 from optsched.io.values import frozen, integer, label
 from optsched.serving.tables import (
+    NEVER,
     NS_PER_MS,
     POINTS,
     FloatArray,
@@ -119,6 +121,9 @@ class Scenario:
         See `Server`.
     arrival_ms
         When each request arrives; times are rounded up to whole ns.
+    deadline_ms
+        Time after its arrival until which a request is to be answered, one for all or one each; inf
+        or None: no deadline.
     max_batch
         Maximum number of images in a batch.
     ids
@@ -144,6 +149,7 @@ class Scenario:
     accuracy: Any
     servers: Sequence[Server]
     arrival_ms: Any
+    deadline_ms: Any = None
     max_batch: int = 64
     ids: Sequence[int | str] = ()
     router_ms: float | None = None
@@ -172,6 +178,7 @@ class Scenario:
             accuracy=accuracy_table(self.accuracy, network["widths"], k),
             servers=servers,
             arrival_ms=frozen(arrival[order] / NS_PER_MS),
+            deadline_ms=_deadlines(self.deadline_ms, order),
             ids=tuple(names[i] for i in order),
             router_ms=None if self.router_ms is None else milliseconds("router_ms", self.router_ms),
             link=None if self.link is None else _link(self.link, (k, n)),
@@ -224,6 +231,15 @@ class Scenario:
     def arrival(self) -> IntArray:
         """In ns, ascending."""
         return times("arrival_ms", self.arrival_ms)
+
+    @cached_property
+    def deadline(self) -> IntArray:
+        """Times at which answers are due, ns; `NEVER` without a deadline."""
+        if self.deadline_ms is None:
+            return frozen(np.full(self.n_requests, NEVER))
+        some = np.isfinite(self.deadline_ms)
+        due = times("deadline_ms", np.where(some, self.deadline_ms, 0.0))
+        return frozen(np.where(some, self.arrival + due, NEVER))
 
     @cached_property
     def vram(self) -> IntArray:
@@ -329,7 +345,9 @@ class Scenario:
     def replace(self, **fields: Any) -> Scenario:
         """Return a copy with other fields, named as in the constructor."""
         if "arrival_ms" in fields:
-            fields = {"ids": (), **fields}
+            every = self.deadline_ms
+            one = None if every is None or len({*every.tolist()}) > 1 else every[:1].tolist()
+            fields = {"ids": (), "deadline_ms": one[0] if one else None, **fields}
         return dataclasses.replace(self, **fields)
 
     def __repr__(self) -> str:
@@ -356,6 +374,23 @@ def _network(widths: Any, mmac: Any, vram_mb: Any) -> dict[str, Any]:
         raise InputError(f"vram_mb[{i}]: a wider instance takes less, got {memory[i].tolist()}")
     memory = np.ceil(memory * 1000 - 1e-6) / 1000  # whole kB
     return {"widths": tuple(columns.tolist()), "mmac": work, "vram_mb": frozen(memory)}
+
+
+def _deadlines(given: Any, order: IntArray) -> FloatArray | None:
+    """Return relative deadlines in the order of arrivals; None if there are none."""
+    if given is None or (isinstance(given, (int, float)) and not isinstance(given, bool)):
+        given = [given] * len(order)
+    if isinstance(given, (list, tuple)):
+        given = [math.inf if one is None else one for one in given]
+    some = np.asarray(given)
+    if some.dtype.kind not in "iuf" or some.shape != order.shape:
+        raise InputError(
+            f"deadline_ms: expected a number, or {len(order)}, one a request, got {given!r:.60}"
+        )
+    if (some == np.inf).all():
+        return None
+    times("deadline_ms", np.where(some == np.inf, 0, some))
+    return frozen(some[order].astype(np.float64))
 
 
 def _server(s: int, given: Any, shape: tuple[int, int]) -> Server:
@@ -405,9 +440,10 @@ def _link(given: Any, shape: tuple[int, int]) -> Link:
 FORMAT: Final = "optsched.routing/1"
 
 
-class _Request(msgspec.Struct, forbid_unknown_fields=True):
+class _Request(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     id: int | str
     arrival_ms: float
+    deadline_ms: float | None = None
 
 
 class _Scenario(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -447,6 +483,7 @@ def from_tree(tree: Any, name: str) -> Scenario:
         return Scenario(
             ids=[one.id for one in requests],
             arrival_ms=[one.arrival_ms for one in requests],
+            deadline_ms=[one.deadline_ms for one in requests],
             **found,
         )
 
@@ -458,13 +495,18 @@ def to_json(scenario: Scenario) -> bytes:
         members["name"] = scenario.name
     members |= _fields(scenario)
     members["servers"] = rows(scenario.servers)
-    members["requests"] = rows(map(_Request, scenario.ids, scenario.arrival_ms.tolist()))
+    due = [None] * scenario.n_requests
+    if scenario.deadline_ms is not None:
+        due = [None if one == math.inf else one for one in scenario.deadline_ms.tolist()]
+    members["requests"] = rows(map(_Request, scenario.ids, scenario.arrival_ms.tolist(), due))
     return lines(members)
 
 
 def content(scenario: Scenario) -> bytes:
     """Return all fields but the name, for the hash."""
-    whole = [_fields(scenario), scenario.arrival.tolist(), scenario.ids]
+    whole: list[Any] = [_fields(scenario), scenario.arrival.tolist(), scenario.ids]
+    if scenario.deadline_ms is not None:
+        whole.append(scenario.deadline.tolist())
     return msgspec.json.encode(whole, order="deterministic")
 
 

@@ -13,12 +13,12 @@ import numpy as np
 from optsched.errors import InputError, InternalError
 from optsched.io.values import integer
 from optsched.serving import routers, world
-from optsched.serving.core import NEVER, Settings, new_core, pin
-from optsched.serving.log import BATCH, ENTRY, INSTANCE, Log, Summary, percentile
+from optsched.serving.core import Settings, new_core, pin
+from optsched.serving.log import BATCH, ENTRY, INSTANCE, SHED, Log, Summary, percentile
 from optsched.serving.plan import SLOTS
 from optsched.serving.rules import external
 from optsched.serving.scenario import Scenario
-from optsched.serving.tables import NS_PER_MS, POINTS, milliseconds
+from optsched.serving.tables import NEVER, NS_PER_MS, POINTS, milliseconds
 from optsched.serving.world import World, advance
 
 if TYPE_CHECKING:
@@ -127,7 +127,8 @@ def simulate(
     if log:
         history = Log(
             scenario, state.batch_row[: trace["batches"]], state.request_row[: trace["entries"]],
-            state.instance_row[: trace["instances"]], summary, horizon, provenance,
+            state.instance_row[: trace["instances"]], shed_rows(state), summary, horizon,
+            provenance,
         )  # fmt: skip
     return Run(scenario, history, summary, cost, request["finish"], request["tuple"])
 
@@ -155,9 +156,12 @@ def new_world(
     core = new_core(scenario, n + 1, settings or Settings())
     trace = np.zeros(1, world.TRACE)
     trace["router"], trace["router_at"], trace["horizon"] = scenario.router, NEVER, NEVER - 1
-    trace["decision"], trace["logs"] = -1, log
+    trace["decision"], trace["logs"], trace["shed"] = -1, log, -1
+    trace["shed_at"] = -NEVER
+    trace["deadlines"] = scenario.deadline_ms is not None
+    trace["sheds"] = trace["deadlines"] & (settings or Settings()).shed
     request = np.zeros(n, world.REQUEST)
-    request["finish"] = -1
+    request["finish"] = request["shed"] = -1
     instance_row = np.zeros(_ROWS if log else 0, INSTANCE)
     if plan is not None:
         if not hasattr(plan, "check"):
@@ -169,7 +173,7 @@ def new_world(
                 instance_row[trace["instances"][0]] = (row[0], number, *row[1:], 0, 0, -1)
                 trace["instances"] += 1
     return World(
-        core, trace, request, scenario.arrival,
+        core, trace, request, scenario.arrival, scenario.deadline,
         np.zeros(k, world.FIFO),
         np.zeros(3 * servers * SLOTS + n + 16, world.EVENT),
         scenario.transfer, world.feasible(scenario, plan), rule.rule,
@@ -218,10 +222,14 @@ def totals(
     scenario: Scenario, state: World, horizon: int | None, *, energy: bool = True
 ) -> tuple[Summary, int]:
     """Summary and objective from the counters of the kernels; `energy`: whether it is known."""
-    trace, finish = state.trace[0], state.request["finish"]
-    end = int(finish.max(initial=0)) if horizon is None else horizon
+    trace, finish, shed = state.trace[0], state.request["finish"], state.request["shed"]
+    end = max(int(finish.max(initial=0)), int(shed.max(initial=0))) if horizon is None else horizon
     latency = (finish - scenario.arrival)[finish >= 0]
     points = scenario.points[state.request["tuple"][finish >= 0]]
+    wasted = (shed - scenario.arrival)[shed >= 0]
+    due = (scenario.deadline < NEVER) & ((finish >= 0) | (scenario.deadline <= end))
+    late = int((finish > scenario.deadline).sum())
+    kept = int((due & (finish >= 0)).sum()) - late
     joules = float(state.core.server["energy"].sum())
     mean = float(trace["variance"]) / max(end, 1)
     spread = max(0.0, float(trace["variance_squared"]) / max(end, 1) - mean**2) ** 0.5
@@ -242,8 +250,20 @@ def totals(
         throughput_per_s=n / seconds if seconds else None,
         completion=n / of if of else None,
         decisions=int(trace["decisions"]),
+        shed=len(wasted),
+        late=late,
+        attainment=100 * kept / int(due.sum()) if due.any() else None,
     )
-    return summary, scenario.price(latency, points, joules)
+    every = np.concatenate([latency, wasted]), np.concatenate([points, 0 * wasted])
+    return summary, scenario.price(*every, joules)
+
+
+def shed_rows(state: World) -> Any:
+    """Return the requests that were shed as rows of the log, by time."""
+    found = np.flatnonzero(state.request["shed"] >= 0)
+    rows = np.empty(len(found), SHED)
+    rows["request"], rows["at"] = found, state.request["shed"][found]
+    return rows[np.argsort(rows["at"], kind="stable")]
 
 
 # comparisons

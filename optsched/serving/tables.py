@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 FloatArray = npt.NDArray[np.float64]
 
 NS_PER_MS = 10**6
+NEVER: Final = 2**62
 POINTS = 10_000
 """Parts of a percentage point in which accuracies are counted."""
 

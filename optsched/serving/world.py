@@ -28,7 +28,7 @@ from optsched.serving.core import (
 )
 from optsched.serving.log import BATCH, ENTRY, INSTANCE
 from optsched.serving.plan import SLOTS
-from optsched.serving.rules import RULE, decide, delay
+from optsched.serving.rules import RULE, decide, delay, expected
 
 if TYPE_CHECKING:
     from optsched.serving.plan import Plan
@@ -46,17 +46,22 @@ TRACE = np.dtype(
         "arrived", "completed", "decisions", "pending", "order",
         "decision", "segment", "server", "width", "group",  # 1: a Python router decides
         "logs", "batches", "entries", "instances",
+        "deadlines", "sheds", "shed", "shed_at",  # whether there are any, whether to shed; the last
         "load", "squares", "since", "area", "counted",
     )] + [("variance", "f8"), ("variance_squared", "f8")]
 )  # fmt: skip
 """Clocks, counters, the current decision, rows written, and integrals over time.
 
-`area` is the integral of the requests in the system, up to `counted`; `load` and `squares` are
-sums over servers of min(U, 1) and its square.
+`completed` counts requests that were shed, too. `shed` is the last request shed or -1; its `next`
+is the one before. `area` is the integral of the requests in the system, up to `counted`; `load`
+and `squares` are sums over servers of min(U, 1) and its square.
 """
 
-REQUEST = np.dtype([(name, "i8") for name in ("next", "width", "tuple", "server", "finish")])
-"""`width` is that of the last segment, `tuple` the index of all so far."""
+REQUEST = np.dtype(
+    [(name, "i8") for name in ("next", "width", "tuple", "server", "finish", "shed")]
+)
+"""`width` is that of the last segment, `tuple` the index of all so far; `finish` and `shed` are
+times or -1."""
 
 FIFO = np.dtype([(name, "i8") for name in ("head", "tail", "images")])
 EVENT = np.dtype([(name, "i8") for name in ("at", "order", "kind", "server", "which")])
@@ -69,6 +74,8 @@ class World(NamedTuple):
     trace: Any
     request: Any
     arrival: Any
+    deadline: Any
+    """Times at which answers are due, `NEVER` without a deadline."""
     fifo: Any
     """Queues of the router, [segment]."""
     heap: Any
@@ -90,7 +97,7 @@ _INTS = types.Array(types.int64, 1, "C", readonly=True)
 _TABLE = types.Array(types.int64, 2, "C", readonly=True)
 WORLD: Final = types.NamedTuple(
     (
-        CORE, records(TRACE), records(REQUEST), _INTS, records(FIFO), records(EVENT), _TABLE,
+        CORE, records(TRACE), records(REQUEST), _INTS, _INTS, records(FIFO), records(EVENT), _TABLE,
         types.Array(types.boolean, 3, "C", readonly=True), records(RULE), _TABLE,
         types.Array(types.float64, 1, "C", readonly=True), types.Array(types.float64, 1, "C"),
         records(BATCH), records(ENTRY), records(INSTANCE),
@@ -218,11 +225,33 @@ def _log_batch(world, s, i, now, end):  # type: ignore[no-untyped-def]
         b = block.next
 
 
+@helper(types.boolean, WORLD, INT, INT, counted=False, inline=True)
+def _sooner(world, a, b):  # type: ignore[no-untyped-def]
+    """Whether request a is due before b; without deadlines, or at equal ones, arrived before."""
+    first, second = world.deadline[a], world.deadline[b]
+    if first == second:
+        first, second = world.arrival[a], world.arrival[b]
+    return first < second or (first == second and a < b)
+
+
 @helper(NONE, WORLD, INT, INT, counted=False, inline=True)
 def _queue(world, r, k):  # type: ignore[no-untyped-def]
-    """Append a request to the router's queue of segment k."""
+    """Insert a request into the router's queue of segment k, before those with later deadlines."""
+    trace = world.trace[0]
     fifo = world.fifo[k]
+    due = world.deadline[r]
     world.request[r].next = -1
+    if trace.deadlines and fifo.images and due < world.deadline[fifo.tail]:
+        before, after = -1, fifo.head
+        while world.deadline[after] <= due:
+            before, after = after, world.request[after].next
+        world.request[r].next = after
+        if before < 0:
+            fifo.head = r
+        else:
+            world.request[before].next = r
+        fifo.images += 1
+        return
     if fifo.images:
         world.request[fifo.tail].next = r
     else:
@@ -239,12 +268,12 @@ def _count(world, now):  # type: ignore[no-untyped-def]
     trace.counted = now
 
 
-@helper(NONE, WORLD, INT, counted=False, inline=True)
-def _arrive(world, now):  # type: ignore[no-untyped-def]
+@helper(NONE, WORLD, INT, INT, counted=False, inline=True)
+def _arrive(world, r, now):  # type: ignore[no-untyped-def]
     trace = world.trace[0]
-    r = trace.arrived
     request = world.request[r]
     request.width, request.tuple, request.server = 0, 0, -1
+    request.finish, request.shed = -1, -1
     _count(world, now)
     trace.arrived += 1
     _queue(world, r, 0)
@@ -282,22 +311,36 @@ def _complete(world, s, i, now):  # type: ignore[no-untyped-def]
 
 @helper(INT, WORLD, counted=False, inline=True)
 def _oldest(world):  # type: ignore[no-untyped-def]
-    """Segment whose queue at the router has the request that arrived first, or -1."""
-    best, first = -1, NEVER
+    """Segment whose queue at the router has the most urgent request, or -1."""
+    best = -1
     for f in range(len(world.fifo)):
         fifo = world.fifo[f]
-        if fifo.images and fifo.head < first:
-            best, first = f, fifo.head
+        if fifo.images and (best < 0 or _sooner(world, fifo.head, world.fifo[best].head)):
+            best = f
     return best
+
+
+@helper(NONE, WORLD, INT, counted=False, inline=True)
+def _shed(world, now):  # type: ignore[no-untyped-def]
+    """Remove the head of the decision's queue from the system."""
+    trace = world.trace[0]
+    fifo = world.fifo[trace.segment]
+    r = fifo.head
+    request = world.request[r]
+    fifo.head = request.next
+    fifo.images -= 1
+    _count(world, now)
+    trace.completed += 1
+    request.shed = trace.shed_at = now
+    request.next = trace.shed
+    trace.shed = r
 
 
 @helper(types.UniTuple(INT, 2), WORLD, counted=False, inline=True)
 def _form(world):  # type: ignore[no-untyped-def]
-    """Form the block of the decision; -1 if it can never run. Second result: transfer time, ns."""
+    """Form the block of the decision. Second result: transfer time, ns."""
     trace = world.trace[0]
     s, k, w = trace.server, trace.segment, trace.width
-    if not world.feasible[s, k, w]:
-        return -1, 0
     fifo = world.fifo[k]
     images = min(trace.group, fifo.images)
     first = r = fifo.head
@@ -324,7 +367,7 @@ def _next_event(world):  # type: ignore[no-untyped-def]
         now, event = world.arrival[trace.arrived], ARRIVE
     if trace.pending and first.at <= now:
         return first.at, first.kind, first.server, first.which
-    return now, event, 0, 0
+    return now, event, 0, trace.arrived
 
 
 @helper(INT, WORLD, INT, counted=False, inline=True)
@@ -348,23 +391,32 @@ def _process(world, event, s, which, now):  # type: ignore[no-untyped-def]
     """Process an event; `RUNNING`, or `UNDECIDED` or `INFEASIBLE` for a decision."""
     trace = world.trace[0]
     if event == ROUTE:
-        if trace.decision != 1:
-            trace.segment = _oldest(world)
-            if not decide(world):
-                trace.decision = 1
-                return UNDECIDED
-        trace.decision = -1
         trace.router_at = NEVER
+        choosing = True
+        while choosing:
+            if trace.decision != 1:
+                trace.segment = _oldest(world)
+                if not decide(world):
+                    trace.decision = 1
+                    return UNDECIDED
+            trace.decision = -1
+            choosing = False
+            if not world.feasible[trace.server, trace.segment, trace.width]:
+                return INFEASIBLE
+            slack = world.deadline[world.fifo[trace.segment].head] - now
+            if trace.sheds and expected(world) > slack:
+                _shed(world, now)
+                choosing = _oldest(world) >= 0
+                if not choosing:
+                    return RUNNING
         s = trace.server
         which, moved = _form(world)
-        if which < 0:
-            return INFEASIBLE
         event = ENQUEUE
         if moved:
             _push(world, now + moved, event, s, which)
             event = ROUTE
     elif event == ARRIVE:
-        _arrive(world, now)
+        _arrive(world, which, now)
     elif event == REQUEUE:
         _queue(world, which, s)
     elif event == DONE:
