@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -31,6 +31,7 @@ PlanOption = Annotated[str, option("Resident instances: auto (the best plan), co
 Rate = Annotated[float, option("Mean arrivals per second.")]
 Burst = Annotated[float, option("Peak over mean; 1: Poisson.")]
 Seconds = Annotated[float, option("Length of the trace.")]
+Deadline = Annotated[float | None, option("Time after an arrival until an answer is due.")]
 LogFile = Annotated[Path, argument("optsched.serving-log/1.")]
 
 ROUTERS = ("random/random/0", "random/round_robin/0", "static:0,1,2,3/jsed/8", "backlog:6ms/jsed/8",
@@ -45,15 +46,17 @@ def make(
     seconds: Seconds = 8.0,
     seed: Seed = 0,
     arrivals: Annotated[Path | None, option("Recorded arrivals: a CSV, arrival_ms.")] = None,
+    deadline_ms: Deadline = None,
 ) -> None:
     """Make a scenario: a reference cluster and generated or recorded arrivals.
 
     Example: optsched slim make --rate 2500 --burst 3 -o s.json
     """
     check_outputs([output], [arrivals])
-    given = {} if arrivals is None else {"arrival_ms": read_arrivals(arrivals)}
+    given: dict[str, Any] = {} if arrivals is None else {"arrival_ms": read_arrivals(arrivals)}
+    given["deadline_ms"] = deadline_ms
     scenario = reference(
-        name, rate=0 if given else rate, burst=burst, seconds=seconds, seed=seed, **given
+        name, rate=0 if arrivals else rate, burst=burst, seconds=seconds, seed=seed, **given
     )
     wrote(output, scenario.write, f": {scenario.n_requests} requests, {scenario.rate:.0f}/s")
 
@@ -122,6 +125,7 @@ def bench(
     seeds: Annotated[int, option("Traces a load.", min=1)] = 16,
     seconds: Seconds = 8.0,
     plan: PlanOption = "auto",
+    deadline_ms: Deadline = None,
     plot: ReportFile = None,
 ) -> None:
     """Compare routers on the same traces, with 95 % intervals over seeds.
@@ -143,7 +147,9 @@ def bench(
     for (name, rate, burst), resident in zip(cases, plans, strict=True):
 
         def make(seed: int, rate: float = rate, burst: float = burst) -> Scenario:
-            return reference(rate=rate, burst=burst, seconds=seconds, seed=seed)
+            return reference(
+                rate=rate, burst=burst, seconds=seconds, seed=seed, deadline_ms=deadline_ms
+            )
 
         print(f"{name}/s, {seeds} traces of {seconds:g} s\n{_HEADER}")
         points += compare(
@@ -165,14 +171,17 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     ]
 
 
-_HEADER = f"{'router':34}{'accuracy %':>11}{'mean ms':>10}{'P99 ms':>10}{'J/image':>9}"
+_HEADER = (
+    f"{'router':34}{'accuracy %':>11}{'mean ms':>10}{'P99 ms':>10}{'J/image':>9}{'in time %':>11}"
+)
 
 
 def _print_point(point: Point) -> None:
     mean = point.mean
+    in_time = f"{mean['attainment']:11.2f}" if "attainment" in mean else f"{'-':>11}"
     print(
         f"{point.router:34}{mean['accuracy']:11.2f}{mean['mean_ms']:10.2f}{mean['p99_ms']:10.2f}"
-        f"{mean['joules_per_image']:9.4f}{'  saturated' if point.saturated else ''}",
+        f"{mean['joules_per_image']:9.4f}{in_time}{'  saturated' if point.saturated else ''}",
         flush=True,
     )
 

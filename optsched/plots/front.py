@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TITLES = {
     "accuracy": "accuracy, %", "mean_ms": "mean latency, ms", "p99_ms": "P99 latency, ms",
     "joules_per_image": "energy, J per image", "cost_ms": "cost, ms per request",
-    "throughput_per_s": "images per second",
+    "throughput_per_s": "images per second", "attainment": "answered in time, %",
 }  # fmt: skip
 _PAGE = (
     "<!doctype html><meta charset=utf-8><title>Routers</title><style>svg{max-width:100%%}</style>%s"
@@ -88,11 +88,11 @@ def _draw(points: Sequence[Point], x: str, y: str) -> Figure:
     figure = Figure(figsize=(5.2 * len(loads), 4.2), layout="constrained")
     for axes, load in zip(figure.subplots(1, len(loads), squeeze=False)[0], loads, strict=True):
         own = [point for point in points if point.load == load]
+        front = sorted((p.mean[x], p.mean[y]) for p in front_of(own, x, y))
         static = sorted(
             (p.mean[x], p.mean[y]) for p in own if p.router.startswith("static") and not p.saturated
         )
         axes.plot(*zip(*static, strict=True), color=MUTED, lw=0.7, ls=":") if static else None
-        front = sorted((p.mean[x], p.mean[y]) for p in front_of(own, x, y))
         axes.plot(*zip(*front, strict=True), color=GRID, lw=3, zorder=0) if front else None
         for point in own:
             axes.errorbar(

@@ -32,7 +32,15 @@ from optsched.serving.plan import SLOTS
 from optsched.serving.routers import InfeasibleRoute, MarginalCost, View
 from optsched.serving.scenario import Scenario
 from optsched.serving.server_process import Servers, parse_devices
-from optsched.serving.simulator import Run, doubled, infeasible, new_world, query, totals
+from optsched.serving.simulator import (
+    Run,
+    doubled,
+    infeasible,
+    new_world,
+    query,
+    shed_rows,
+    totals,
+)
 from optsched.serving.world import (
     ARRIVE,
     ENDED,
@@ -116,6 +124,15 @@ class Controller:
         row = self.world.batch_row[self._row[s, slot]]
         return row, self.world.request_row["request"][row["first"] :][: row["images"]].copy()
 
+    def shed(self) -> list[int]:
+        """Return the requests that were shed since the last call."""
+        found, r = [], int(self.world.trace["shed"][0])
+        while r >= 0:
+            found.append(r)
+            r = int(self.world.request["next"][r])
+        self.world.trace["shed"] = -1
+        return found
+
     def lose(self, s: int, now: int) -> list[tuple[int, int]]:
         """Remove a dead server; return its requests and the segments that they need."""
         world, core = self.world, self.world.core
@@ -155,7 +172,10 @@ class Controller:
         batches["first"] = np.cumsum(batches["images"]) - batches["images"]
         instances = world.instance_row[: trace["instances"]]
         summary, cost = totals(self.scenario, world, end, energy=False)
-        log = Log(self.scenario, batches, entries, instances, summary, end, provenance, True)
+        log = Log(
+            self.scenario, batches, entries, instances, shed_rows(world), summary, end, provenance,
+            True,
+        )  # fmt: skip
         return log, cost
 
 
@@ -326,7 +346,7 @@ class _Replay(Controller):
         while r < self.last and self.free and arrival[r] <= self._now():
             self.place[r] = row = self.free.pop()
             self.memory[0, row, : self.images.shape[1]] = self.images[r]
-            self._process(ARRIVE, 0, 0)
+            self._process(ARRIVE, 0, r)
             r += 1
         for s in np.flatnonzero(wake <= self._now()).tolist():
             self._process(TICK, s, 0)
@@ -335,7 +355,9 @@ class _Replay(Controller):
 
     def _process(self, event: int, s: int, which: int) -> None:
         """Pass an event to the controller, and its commands to the servers."""
-        for kind, to, slot, _ in self.feed(event, s, which, self._now()):
+        commands = self.feed(event, s, which, self._now())
+        self.free += self.place[self.shed()].tolist()
+        for kind, to, slot, _ in commands:
             if kind == RUN:
                 row, requests = self.batch(to, slot)
                 rows, inputs = self.place[requests], self.world.request["width"][requests]
@@ -378,7 +400,7 @@ class _Replay(Controller):
 
     def _result(self) -> LiveRun:
         request = self.world.request
-        cut = self._now() if (request["finish"] < 0).any() else None
+        cut = self._now() if ((request["finish"] < 0) & (request["shed"] < 0)).any() else None
         log, cost = self.log(cut, {"died": self.died} if self.died else {})
         outputs = torch.from_numpy(self.outputs)
         return LiveRun(
@@ -387,7 +409,8 @@ class _Replay(Controller):
 
     def _fail(self, reason: str) -> None:
         """Raise `RequestsLost` with the names of the requests."""
-        open_ = np.flatnonzero(self.world.request["finish"] < 0).tolist()
+        request = self.world.request
+        open_ = np.flatnonzero((request["finish"] < 0) & (request["shed"] < 0)).tolist()
         ids = [repr(self.scenario.ids[r]) for r in open_]
         raise RequestsLost(
             f"servers died ({', '.join(map(repr, self.died))}), {reason}; requests that are not "

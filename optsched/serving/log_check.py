@@ -347,7 +347,8 @@ def _summary(f: _Facts) -> Iterator[str]:
         due = f.scenario.arrival + np.ceil(f.scenario.deadline_ms * 1e6 - 1e-3)
         late = finish > due[row]
         closed = np.isfinite(due) & (due <= end)
-        closed[row] = np.isfinite(due[row])
+        gone = np.concatenate([row, f.log.sheds["request"]])
+        closed[gone] = np.isfinite(due[gone])
         kept = np.isfinite(due[row]) & ~late
         found["late"] = int(late.sum())
         if closed.any():

@@ -244,7 +244,7 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
     loading. ``world.weights`` holds the value of the best completion of every prefix, in ns.
 
     With deadlines, blocks are as large as the queue; choices that end the request too late come
-    last, by time; and the price of work rises for a while after a request was shed.
+    last, narrow ones first; and the price of work rises for a while after a request was shed.
     """
     rule = world.rule[0]
     trace = world.trace[0]
@@ -283,7 +283,7 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
             if k > 0 and head.server != s:
                 value += world.transfer[k - 1, head.width]
             if trace.deadlines and start + end + later > _SAFETY * slack:
-                value = _LATE + start + end + later
+                value = _LATE * (1 + w) + start + end + later
             if value < least:
                 least = value
                 trace.server, trace.width = s, w

@@ -227,7 +227,8 @@ def totals(
     latency = (finish - scenario.arrival)[finish >= 0]
     points = scenario.points[state.request["tuple"][finish >= 0]]
     wasted = (shed - scenario.arrival)[shed >= 0]
-    due = (scenario.deadline < NEVER) & ((finish >= 0) | (scenario.deadline <= end))
+    left = (finish >= 0) | (shed >= 0)
+    due = (scenario.deadline < NEVER) & (left | (scenario.deadline <= end))
     late = int((finish > scenario.deadline).sum())
     kept = int((due & (finish >= 0)).sum()) - late
     joules = float(state.core.server["energy"].sum())
@@ -268,17 +269,18 @@ def shed_rows(state: World) -> Any:
 
 # comparisons
 
-MEASURES = ("accuracy", "mean_ms", "p99_ms", "joules_per_image", "cost_ms", "throughput_per_s")
-"""Measures of a `Point`; accuracy and throughput are maximised, all others minimised."""
+MEASURES = ("accuracy", "mean_ms", "p99_ms", "joules_per_image", "cost_ms", "throughput_per_s",
+        "attainment")  # fmt: skip
+"""Measures of a `Point`; those in `_MAXIMISED` are maximised, all others minimised."""
 
-_MAXIMISED = ("accuracy", "throughput_per_s")
+_MAXIMISED = ("accuracy", "throughput_per_s", "attainment")
 
 
 class Point(msgspec.Struct, frozen=True):
     """Measures of a router on a load: means over seeds, half widths of 95 % intervals.
 
-    Latencies in ms, energy in J, cost in ms a request. Energy per image is that of all seeds
-    divided by the images of all seeds.
+    Latencies in ms, energy in J, cost in ms a request; `attainment` only if there are deadlines.
+    Energy per image is that of all seeds divided by the images of all seeds.
     """
 
     load: str
@@ -343,6 +345,9 @@ def compare(
 
 def front_of(points: Sequence[Point], x: str = "accuracy", y: str = "p99_ms") -> list[Point]:
     """Return the points that no other one dominates in both measures, saturated ones left out."""
+    for key in (x, y):
+        if not all(key in point.mean for point in points):
+            raise InputError(f"{key}: the points do not have it; their scenarios have no deadlines")
     able = [point for point in points if not point.saturated]
     values = [[-p.mean[key] if key in _MAXIMISED else p.mean[key] for key in (x, y)] for p in able]
     return [
@@ -353,29 +358,32 @@ def front_of(points: Sequence[Point], x: str = "accuracy", y: str = "p99_ms") ->
 
 
 def _point(router: str, load: str, runs: Sequence[Run]) -> Point:
-    table = np.array([_measures(run) for run in runs])
-    mean = dict(zip(MEASURES, table.mean(axis=0).tolist(), strict=True))
+    rows = [_measures(run) for run in runs]
+    table = np.array([row[: min(map(len, rows))] for row in rows])
+    mean = dict(zip(MEASURES, table.mean(axis=0).tolist(), strict=False))
     images = sum(run.summary.completed for run in runs)
     mean["joules_per_image"] = sum(run.summary.energy_j or 0.0 for run in runs) / max(images, 1)
     spread = table.std(axis=0, ddof=1) if len(runs) > 1 else 0 * table[0]
     half = _student(len(runs)) / math.sqrt(len(runs)) * spread
-    interval = dict(zip(MEASURES, half.tolist(), strict=True))
+    interval = dict(zip(MEASURES, half.tolist(), strict=False))
     return Point(load, router, len(runs), mean, interval, any(map(_saturated, runs)))
 
 
 def _measures(run: Run) -> list[float]:
-    """Values of `MEASURES`."""
+    """Values of `MEASURES`, without the attainment if there are no deadlines."""
     summary, n = run.summary, max(run.summary.completed, 1)
-    return [
+    found = [
         summary.accuracy or 0.0, summary.mean_ms or 0.0, summary.p99_ms or 0.0,
         (summary.energy_j or 0.0) / n, run.cost / 1e6 / n, summary.throughput_per_s or 0.0,
     ]  # fmt: skip
+    return found if summary.attainment is None else [*found, summary.attainment]
 
 
 def _saturated(run: Run) -> bool:
     """Whether the last completion is 50 ms and 5 % of the trace after the last arrival."""
     last = int(run.scenario.arrival[-1])
-    return bool((run.finish < 0).any()) or int(run.finish.max()) - last > max(0.05 * last, 5e7)
+    missing = int((run.finish < 0).sum()) > run.summary.shed
+    return missing or int(run.finish.max()) - last > max(0.05 * last, 5e7)
 
 
 def _student(n: int) -> float:
