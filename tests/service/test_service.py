@@ -9,13 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fastapi import APIRouter, Request, Response
 from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("fastapi")
-pytest.importorskip("prometheus_client")
-
-from fastapi import APIRouter, Request, Response
 from starlette.testclient import TestClient
 
 from benchmarks.service.hostile import bodies, fault
