@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 from contextlib import asynccontextmanager
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -73,7 +75,13 @@ def create_app(settings: Settings | None = None, routers: Sequence[APIRouter] = 
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            described().setdefault("components", {})["schemas"] = components()
+            page = described()
+            page.setdefault("components", {})["schemas"] = components()
+            for path, item in page["paths"].items():
+                for name, route in product(re.findall(r"{(\w+)}", path), item.values()):
+                    route["parameters"] = [
+                        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                    ]
         return described()
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -98,10 +106,6 @@ def _endpoints() -> APIRouter:
     router.add_api_route("/health", _health, **described)
     router.add_api_route("/metrics", _metrics, summary="Numbers for Prometheus.")
     described = operation("JSON Schema of a document or a message.", None, dict)
-    described["openapi_extra"] = {"parameters": [
-        {"name": "name", "in": "path", "required": True, "schema": {"type": "string"},
-         "example": "cluster"}
-    ]}  # fmt: skip
     router.add_api_route("/schemas/{name}", _schema, **described)
     return router
 

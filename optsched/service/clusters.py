@@ -83,10 +83,6 @@ def live_router(live: Live) -> APIRouter:
 
         codes = (404, 409) if path else ()
         described = operation(text, body, result, codes=codes)
-        if path:
-            described.setdefault("openapi_extra", {})["parameters"] = [
-                {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-            ]
         router.add_api_route(path, endpoint, methods=[method], **described)
 
     async def versions(request: Request) -> Reply:

@@ -485,8 +485,8 @@ def _document(schedule: Any) -> msgspec.Raw:
 
 
 _CLUSTER: Final = {
-    "format": "optsched.cluster/1", "types": [{"name": "H100", "gpus": 4, "nic_rate": 50.0}],
-    "hosts": [{"name": "n0", "type": "H100"}, {"name": "n1", "type": "H100"}],
+    "format": "optsched.cluster/1", "types": [{"name": "H100-SXM", "gpus": 4, "nic_rate": 50.0}],
+    "hosts": [{"name": "n0", "type": "H100-SXM"}, {"name": "n1", "type": "H100-SXM"}],
 }  # fmt: skip
 _STATE: Final = {
     "format": "optsched.state/1", "free": "n0:2,3 n1:2,3",
