@@ -57,6 +57,7 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         "README.md",
         "docs/quickstart.md",
         "docs/determined.md",
+        "docs/command-line.md",
         *(pytest.param(f"docs/{name}.md", marks=pytest.mark.slow) for name in COMMANDS),
     ],
 )
