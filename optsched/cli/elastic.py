@@ -46,6 +46,9 @@ def elastic(
     folder: Annotated[Path | None, option("For checkpoints and state.")] = None,
     resume: Annotated[bool, option("Continue the run in --folder.", "--resume")] = False,
     devices: options.Devices = None,
+    listen: Annotated[str | None, option("HOST:PORT of this host, for workers that join.")] = None,
+    remote: Annotated[int, option("How many of --slots join from other hosts.", min=1)] = 1,
+    join: Annotated[str | None, option("HOST:PORT of a pool, to be --slots workers of it.")] = None,
     demo: Annotated[bool, option("Five small jobs on two workers.", "--demo")] = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -55,17 +58,21 @@ def elastic(
 
     Example: optsched cluster elastic jobs.toml --slots 2 --folder state --plot run.html
     """
+    from optsched.elastic.door import TOKEN, OpenPool
     from optsched.elastic.job import read_jobs
     from optsched.elastic.runner import run
 
-    if demo:
+    if demo and join is None:
         if jobs is not None:
             raise InputError(f"demo: has jobs already; leave out {jobs} or --demo")
         jobs = Path(str(resources.files("optsched.elastic") / "demo.toml"))
         plot = plot or Path("elastic-demo.html")
-    if jobs is None:
+    if jobs is None and join is None:
         raise InputError("jobs: name a file JOBS.toml, or give --demo")
     places = None if devices is None else devices.split(",")
+    if join is not None:
+        _join(join, slots, places, jobs or listen, quiet=quiet)
+        return
     if slots is None:
         slots = len(places) if places else 2 if demo else None
     if slots is None:
@@ -78,8 +85,11 @@ def elastic(
     specs = read_jobs(jobs)
     with Bar(quiet=quiet) as bar:
         news = News(f"{policy}, {count(slots, 'worker')}", bar, quiet=quiet)
+        if listen is not None:
+            news.print(f"on other hosts: optsched cluster elastic --join {listen}, with {TOKEN}")
+        pool = slots if listen is None else OpenPool(slots, remote, listen)
         found = run(
-            specs, slots, rule, preempt=cast("Literal['pass', 'anytime']", preempt),
+            specs, pool, rule, preempt=cast("Literal['pass', 'anytime']", preempt),
             devices=places, folder=folder, resume=resume, on_progress=news,
         )  # fmt: skip
     written = outputs.write({policy: found}, quiet=True)
@@ -95,6 +105,21 @@ def elastic(
         raise typer.Exit(130)
     if found.failed:
         raise typer.Exit(1)
+
+
+def _join(
+    address: str, slots: int | None, devices: list[str] | None, other: object, *, quiet: bool
+) -> None:
+    """Be workers of a pool until it ends."""
+    from optsched.elastic.remote import join
+    from optsched.elastic.runner import devices_of
+
+    if other:
+        raise InputError(f"join: jobs are those of the pool at {address}; leave out {other}")
+    places = devices_of(devices, slots or len(devices or "1"))
+    join(address, places, on_change=lambda line: None if quiet else print(line, flush=True))
+    if not quiet:
+        print(f"the pool at {address} has ended")
 
 
 class News:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from optsched.elastic.checkpoint import read_checkpoint as read_checkpoint
+    from optsched.elastic.door import OpenPool
     from optsched.elastic.job import Call, TrainingJob, read_jobs
     from optsched.elastic.meter import EntropyMeter as EntropyMeter
     from optsched.elastic.meter import Uncertainty as Uncertainty
@@ -25,15 +26,16 @@ if TYPE_CHECKING:
     from optsched.elastic.sampling import VariableBatchLoader as VariableBatchLoader
 
 _MODULES: Final = {
-    "checkpoint": ("read_checkpoint",), "job": ("Call", "TrainingJob", "read_jobs"),
+    "checkpoint": ("read_checkpoint",), "door": ("OpenPool",),
+    "job": ("Call", "TrainingJob", "read_jobs"),
     "meter": ("EntropyMeter", "Uncertainty"), "micro": ("MicroController", "MicroStep"),
     "runner": ("LiveRun", "Status", "run"), "sampling": ("StepPlan", "VariableBatchLoader"),
 }  # fmt: skip
 _PLACES: Final = {name: module for module, names in _MODULES.items() for name in names}
 
 # without names that need torch, so that * can be imported
-__all__ = ["Call", "LiveRun", "MicroController", "MicroStep", "Status", "TrainingJob", "read_jobs",
-           "run"]  # fmt: skip
+__all__ = ["Call", "LiveRun", "MicroController", "MicroStep", "OpenPool", "Status", "TrainingJob",
+           "read_jobs", "run"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ from optsched.cluster.results.run import Run
 from optsched.cluster.simulate import chosen_policy, policy_options
 from optsched.cluster.workload.nodes import Nodes
 from optsched.cluster.world.log import Log
+from optsched.elastic.door import OpenPool
 from optsched.elastic.job import TrainingJob, modules_of, pickled
 from optsched.elastic.live import ENDED, FAILED, LiveJob, PassTimes
 from optsched.elastic.scheduler import Scheduler, Stay
@@ -81,7 +82,7 @@ class LiveRun(Run):
 
 def run(
     jobs: Iterable[TrainingJob],
-    slots: int,
+    slots: int | OpenPool,
     policy: Policy | str = "time_to_target",
     *,
     preempt: Literal["pass", "anytime"] = "pass",
@@ -100,8 +101,9 @@ def run(
     Parameters
     ----------
     slots, devices
-        Number of workers: processes of one thread each, or GPUs; and the device of each (default:
-        the GPUs if there are so many, otherwise the CPU).
+        Number of workers: processes of one thread each, or GPUs, or an `OpenPool` that workers of
+        other hosts join; and the device of each of this host (default: the GPUs if there are so
+        many, otherwise the CPU).
     policy
         A policy of `optsched.cluster` or its name. It sees estimates (`TrainingJob`), then measured
         times; as curve of a job the uncertainty (26) after every pass, or, if it has an attribute
@@ -123,19 +125,23 @@ def run(
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("elastic training", "torch")
-    slots = integer("slots", slots, 1, 4096)
+    opened = slots if isinstance(slots, OpenPool) else None
+    slots = integer("slots", slots if opened is None else opened.slots, 1, 4096)
+    remote = 0 if opened is None else integer("remote", opened.remote, 1, slots)
     one_of("preempt", preempt, ("pass", "anytime"))
-    places, made, chosen = _devices(devices, slots), _jobs(jobs, slots), chosen_policy(policy)
-    if resume and folder is None:
-        raise InputError("resume: name the folder of the run")
+    places, made = devices_of(devices, slots - remote) + [""] * remote, _jobs(jobs, slots)
+    chosen = chosen_policy(policy)
+    if folder is None and (resume or remote):
+        what = "resume: name the folder" if resume else "remote: name a folder that all hosts see,"
+        raise InputError(f"{what} of the run")
     with ExitStack() as stack:
         if (kept := folder) is None:
             kept = stack.enter_context(tempfile.TemporaryDirectory(prefix="optsched-"))
-        place = Path(kept)
+        place = Path(kept).absolute() if remote else Path(kept)
         _lock(place, resume, stack)
         saved = _prepared(place, made, slots, resume)
         modules = {module for job in made for module in modules_of(job.spec)}
-        pool = Processes(places, modules, saved.clock)
+        pool = Processes(places, modules, saved.clock, opened, str(place))
         stack.callback(pool.close)
 
         def report(scheduler: Scheduler) -> None:
@@ -184,7 +190,7 @@ def _interrupts(pool: Processes) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _devices(devices: Sequence[str] | None, slots: int) -> list[str]:
+def devices_of(devices: Sequence[str] | None, slots: int) -> list[str]:
     """The device of every slot."""
     gpus = 0
     if Path("/dev/nvidiactl").exists():  # else torch need not be imported
@@ -237,7 +243,10 @@ def _prepared(place: Path, jobs: Sequence[LiveJob], slots: int, resume: bool) ->
     elif any(file.exists() for file in (state, *files)):
         raise InputError(f"folder: {place} has a run in it; resume it, or name another")
     for file in files:
-        file.parent.mkdir(exist_ok=True)
+        try:
+            file.parent.mkdir(exist_ok=True)
+        except OSError as error:  # FileExistsError: it is a file
+            raise InputError(f"folder: {file.parent} cannot be used ({error.strerror})") from None
     if not resume:
         return _Saved({})
     for job, file in zip(jobs, files, strict=True):

@@ -110,7 +110,7 @@ class Scheduler:
         """Time of the next arrival or wake-up; `Stalled` if nothing can ever happen."""
         times = [job.submit for job in self.jobs if job.phase == UNBORN]
         times += [] if self._wake is None else [self._wake]
-        if not times and not any(job.slots for job in self.jobs):
+        if not times and not self.pool.vacant and not any(job.slots for job in self.jobs):
             waiting = [format_value(job.spec.name) for job in self.jobs if job.phase == PENDING]
             name = format_value(self.policy.name)
             raise Stalled(f"policy {name} starts none of them, ever: {', '.join(waiting)}")
@@ -121,6 +121,7 @@ class Scheduler:
         if job is None:
             if event.kind == "died":
                 self.pool.kill([event.slot])
+            self._due = True  # there is a worker more or less
             return
         # a rank that loses its connection to a dead one may report first
         if event.kind == "died" or (event.kind == "failed" and self.pool.dead(job.slots)):
@@ -228,9 +229,10 @@ class Scheduler:
 
     def _decide(self) -> None:
         self._due, self._wake = False, None
-        if not any(job.phase in live.ACTIVE for job in self.jobs):
+        slots = self.slots - len(self.pool.vacant)
+        if not slots or not any(job.phase in live.ACTIVE for job in self.jobs):
             return
-        view = live.view(self.jobs, self.workload(), self.settings(), self.slots, self.now)
+        view = live.view(self.jobs, self.workload(), self.settings(), slots, self.now)
         decision = self.policy.decide(view)
         quota = self._checked(view, decision)
         active = [self.jobs[j] for j in view.job]
@@ -242,7 +244,8 @@ class Scheduler:
             elif job.phase == RUNNING and job.slots and not gpus:
                 job.phase = STOPPING
                 self.pool.stop(job.slots)
-        free = [slot for slot, owner in enumerate(self._owner) if owner is None]
+        out = self.pool.vacant
+        free = [k for k, owner in enumerate(self._owner) if owner is None and k not in out]
         order = [] if decision.order is None else decision.order.tolist()
         starting, left = [], len(free)
         for i in dict.fromkeys([*order, *range(len(active))]):
@@ -290,8 +293,9 @@ class Scheduler:
                 wrong = "is not preemptible, but would lose all workers"
             if wrong:
                 raise PolicyError(f"{place}: job {format_value(job.spec.name)}: {wrong}")
-        if quota.sum() > self.slots and not decision.best_effort:
-            raise PolicyError(f"{place}: over-allocation: {quota.sum()} workers of {self.slots}")
+        slots = self.slots - len(self.pool.vacant)
+        if quota.sum() > slots and not decision.best_effort:
+            raise PolicyError(f"{place}: over-allocation: {quota.sum()} workers of {slots}")
         if (wake := decision.wake_at) is not None:
             if wake <= self.now:
                 got = format_value(wake)

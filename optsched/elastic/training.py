@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from optsched.elastic.job import TrainingJob
-    from optsched.elastic.workers import Join, Order, StopFile
+    from optsched.elastic.workers import Join, Order, StopSign
 
 _PATIENCE: Final = timedelta(seconds=600)  # deaths of ranks are found by the scheduler
 
@@ -46,12 +46,14 @@ _PATIENCE: Final = timedelta(seconds=600)  # deaths of ranks are found by the sc
 class Member:
     """A rank of a job between two changes of its workers; weights stay in memory between passes.
 
-    `data` is the result of ``job.data()``. Random numbers of a pass depend on (seed, pass, rank)
-    alone, so a pass that is repeated after a crash gives the same bits; one that was stopped
-    continues the random streams.
+    `data` is the result of ``job.data()``; ranks find each other by the store. Random numbers of a
+    pass depend on (seed, pass, rank) alone, so a pass that is repeated after a crash gives the same
+    bits; one that was stopped continues the random streams.
     """
 
-    def __init__(self, job: TrainingJob, join: Join, data: tuple[Any, Any]) -> None:
+    def __init__(
+        self, job: TrainingJob, join: Join, data: tuple[Any, Any], store: Any = None
+    ) -> None:
         self.job, self.join, self.device = job, join, torch.device(join.device)
         self.data = data
         if not len(data[1]):
@@ -76,7 +78,7 @@ class Member:
             gpu = self.device.type == "cuda"
             dist.init_process_group(
                 "nccl" if gpu else "gloo",
-                store=dist.FileStore(join.store, join.workers),  # type: ignore[attr-defined]
+                store=dist.PrefixStore(join.store, store),
                 rank=join.rank, world_size=join.workers, timeout=_PATIENCE,
             )  # fmt: skip
             self.ddp = DistributedDataParallel(self.model, [self.device] if gpu else None)
@@ -100,7 +102,7 @@ class Member:
         open_pass = None if where is None else (where.order, where.part)
         return len(self.data[0]), float(settings[0]["lr"]), missing, open_pass
 
-    def train(self, order: Order, stop: StopFile | None = None) -> dict[str, Any] | float:
+    def train(self, order: Order, stop: StopSign | None = None) -> dict[str, Any] | float:
         """Train one pass (Algorithm 1 of the paper, lines 4-8 and 16-20) and return its record.
 
         The record has the lists ``samples, batches, entropy, margin`` by rank, the ``rate`` factor,

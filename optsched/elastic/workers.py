@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
-import struct
-import tempfile
+import socket
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from optsched.elastic.door import Door, hung_up, interface_of
 from optsched.errors import OptschedError
+from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
+    from collections.abc import Set as AbstractSet
+
+    from optsched.elastic.door import OpenPool
 
 MOST_CRASHES: Final = 10  # of a job's workers in a row, without a pass between
-_NEVER: Final = 2**62
 
 
 class Join(NamedTuple):
@@ -34,7 +34,7 @@ class Join(NamedTuple):
     rank: int
     workers: int
     device: str
-    store: str  # file by which the ranks find each other
+    store: str  # prefix of the keys by which the ranks find each other
     folder: str  # of the job's checkpoint
     done: int  # passes in the scheduler's log; the checkpoint may have one more
 
@@ -60,103 +60,98 @@ class Event(NamedTuple):
     content: Any = None
 
 
-class StopFile:
-    """Agree on the last step of all ranks of a job.
+class StopSign:
+    """Agree on the last step of all ranks of a job, by a value in a store.
 
-    A rank notes every step before it starts it. The scheduler sets the limit to the largest step
-    noted, under a lock: a rank that stopped earlier would leave the others in an all-reduce.
+    The value is the largest step that a rank has started; with a "!" no later one may start: a rank
+    that stopped earlier would leave the others in an all-reduce. Every change compares and sets.
     """
 
-    def __init__(self, path: str, ranks: int) -> None:
-        self.path, self.ranks = path, ranks
-        self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    def __init__(self, store: Any, join: str) -> None:
+        self._store, self._key = store, f"{join}/stop"
 
     def reset(self) -> None:
         """Begin a pass: no step is noted, and there is no limit."""
-        os.pwrite(self._handle, struct.pack(f"{self.ranks + 1}q", _NEVER, *[-1] * self.ranks), 0)
+        self._store.set(self._key, "-1")
 
     def set_limit(self) -> None:
         """Stop all ranks after the largest step that one of them has started."""
-        with self._locked():
-            _, *noted = struct.unpack(
-                f"{self.ranks + 1}q", os.pread(self._handle, 8 * (self.ranks + 1), 0)
-            )
-            os.pwrite(self._handle, struct.pack("q", max(noted)), 0)
+        value = self._store.get(self._key).decode()
+        while not value.endswith("!"):
+            value = self._store.compare_set(self._key, value, f"{value}!").decode()
 
     def may_start(self, rank: int, step: int) -> bool:
         """Note a step of a rank; False if the pass stops before it."""
-        with self._locked():
-            (limit,) = struct.unpack("q", os.pread(self._handle, 8, 0))
-            if step <= limit:
-                os.pwrite(self._handle, struct.pack("q", step), 8 * (rank + 1))
-        return bool(step <= limit)
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._handle)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock, which the system releases if the process dies."""
-        fcntl.lockf(self._handle, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.lockf(self._handle, fcntl.LOCK_UN)
+        value = self._store.compare_set(self._key, f"{step - 1}", f"{step}").decode()
+        while not value.endswith("!") and int(value) < step:
+            value = self._store.compare_set(self._key, value, f"{step}").decode()
+        return step <= int(value.rstrip("!"))
 
 
 class Processes:
     """A pool of worker processes on this machine. Workers answer every message by an `Event`.
 
-    `devices` are those of the slots, such as ``cpu`` or ``cuda:0``; `modules` are imported by every
-    worker before the clock starts, which then shows `origin` milliseconds.
+    `devices` are those of the slots, such as ``cpu`` or ``cuda:0``, and "" of slots for workers of
+    other hosts, which join by `opened`; `modules` are imported by every worker before the clock
+    starts, which then shows `origin` milliseconds.
     """
 
     interrupted = False  # by `interrupt`
+    vacant: AbstractSet[int] = frozenset()
+    """Slots whose workers have not joined, or died and are not replaced yet."""
 
-    def __init__(self, devices: Sequence[str], modules: Iterable[str], origin: int = 0) -> None:
-        self.devices = devices
-        self._context: Any = multiprocessing.get_context("forkserver")
-        # what DistributedDataParallel imports when it is first made takes over a second
-        ours = [module for module in modules if module.startswith("optsched.")]
-        self._context.set_forkserver_preload(["torch._dynamo", "optsched.elastic.training", *ours])
+    def __init__(
+        self, devices: Sequence[str], modules: Iterable[str], origin: int = 0,
+        opened: OpenPool | None = None, folder: str = "",
+    ) -> None:  # fmt: skip
+        self.devices = list(devices)
+        self._remote = {k for k, device in enumerate(devices) if not device}
+        self.vacant = {*self._remote}
         self._modules = sorted({*modules} - {"__main__"})
+        self._context: Any = forkserver_context(self._modules)
         self._origin, self._begun = origin, time.monotonic()
-        self._stores = Path(tempfile.mkdtemp(prefix="optsched-elastic-"))
-        self._joins = 0
-        self._stops: dict[int, StopFile] = {}  # by the first slot of a job
+        self._joins, self._folder = 0, folder
+        self._stops: dict[int, StopSign] = {}  # by the first slot of a job
         self._pipes: list[Any] = [None] * len(devices)
         self._workers: list[Any] = [None] * len(devices)
         self._alarm = self._context.Pipe(duplex=False)
+        self._door = None if opened is None else Door(opened, self._ring)
+        self._host = "127.0.0.1" if self._door is None else self._door.host
+        self._interface = "" if self._door is None else interface_of(self._host)
 
     def start(self) -> None:
-        """Start all workers."""
-        resource_tracker.ensure_running()  # which ends with the signals unblocked
-        # the server that imports for all workers ignores these signals
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        forkserver.ensure_running()
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        """Start all workers of this host."""
+        start_forkserver()
+        from torch.distributed import TCPStore  # while the server imports it
+
+        given = socket.create_server((self._host, 0))
+        self._place = self._host, given.getsockname()[1]
+        fixed: Any = {"wait_for_workers": False, "master_listen_fd": given.detach()}
+        self._store = TCPStore(*self._place, is_master=True, **fixed)
         for slot in range(len(self.devices)):
-            self._start(slot)
+            if slot not in self._remote:
+                self._start(slot)
 
     def close(self) -> None:
         """End all workers."""
+        if self._door is not None:
+            self._door.close()
+        for pipe in (self._pipes[slot] for slot in self._remote - self.vacant):
+            pipe.close()
         for worker in filter(None, self._workers):
             worker.kill()
             worker.join()
-        for stop in self._stops.values():
-            stop.close()
-        shutil.rmtree(self._stores, ignore_errors=True)
 
     def begin(self) -> None:
         """Wait until all workers are ready, and start the clock."""
         waiting, deaths = set(range(len(self.devices))), 0
         while waiting and not self.interrupted:
             for event in self._received(None):
-                waiting.discard(event.slot)
+                if event.kind == "ready":
+                    waiting.discard(event.slot)
                 if event.kind == "died":
                     waiting.add(event.slot)
-                    deaths += 1
+                    deaths += event.slot not in self._remote
                     self.kill([event.slot])
             if deaths > MOST_CRASHES:
                 raise OptschedError(
@@ -168,6 +163,9 @@ class Processes:
     def interrupt(self) -> None:
         """Let `wait` return at once; safe in a signal handler."""
         self.interrupted = True
+        self._ring()
+
+    def _ring(self) -> None:
         self._alarm[1].send_bytes(b"!")
 
     def now(self) -> int:
@@ -177,10 +175,8 @@ class Processes:
     def join(self, slots: Sequence[int], job: bytes, folder: str, done: int) -> None:
         """Make these slots the ranks of a job; each answers ``joined``."""
         self._joins += 1
-        store = str(self._stores / str(self._joins))
-        if slots[0] in self._stops:
-            self._stops.pop(slots[0]).close()
-        self._stops[slots[0]] = StopFile(f"{store}-stop", len(slots))
+        store = str(self._joins)
+        self._stops[slots[0]] = StopSign(self._store, store)
         for rank, slot in enumerate(slots):
             given = (len(slots), self.devices[slot], store, folder, done)
             self._send(slot, ("join", job, Join(rank, *given)))
@@ -201,8 +197,12 @@ class Processes:
             self._send(slot, ("leave",))
 
     def kill(self, slots: Iterable[int]) -> None:
-        """Free these slots at once by new processes."""
+        """Free these slots at once by new processes; those of other hosts have to join anew."""
         for slot in slots:
+            if slot in self._remote:
+                self._pipes[slot].close()
+                self.vacant.add(slot)
+                continue
             self._workers[slot].kill()
             self._workers[slot].join()
             self._pipes[slot].close()
@@ -210,7 +210,9 @@ class Processes:
 
     def dead(self, slots: Iterable[int]) -> bool:
         """Whether one of these is dead, or dies within moments, which makes the others fail."""
-        return bool(wait([self._workers[slot].sentinel for slot in slots], timeout=0.5))
+        if wait([self._workers[k].sentinel for k in slots if k not in self._remote], timeout=0.5):
+            return True
+        return any(hung_up(self._pipes[k], 0.2) for k in slots if k in self._remote)
 
     def wait(self, until: int | None) -> list[Event]:
         """Events as soon as there are any; none at this time, or when interrupted."""
@@ -218,12 +220,13 @@ class Processes:
         return [event for event in self._received(left) if event.kind != "ready"]
 
     def _received(self, left: float | None) -> list[Event]:
-        at = {pipe: slot for slot, pipe in enumerate(self._pipes)}
+        at = {pipe: slot for slot, pipe in enumerate(self._pipes) if slot not in self.vacant}
         found = []
         pipes: list[Any] = wait([*at, self._alarm[0]], left)
         for pipe in pipes:
             if pipe is self._alarm[0]:
                 pipe.recv_bytes()
+                found += self._admitted()
                 continue
             try:
                 found.append(Event(at[pipe], *pipe.recv()))
@@ -231,9 +234,42 @@ class Processes:
                 found.append(Event(at[pipe], "died"))
         return found
 
+    def _admitted(self) -> list[Event]:
+        """Give slots to workers of other hosts that have arrived, or refuse them."""
+        found: list[Event] = []
+        while self._door is not None and not self._door.arrived.empty():
+            pipe, hello = self._door.arrived.get()
+            why = self._refusal(hello)
+            with suppress(OSError):
+                pipe.send({"refused": why} if why else {
+                    "modules": self._modules, "store": self._place, "folder": self._folder,
+                })  # fmt: skip
+            if why:
+                pipe.close()
+                continue
+            slot = min(self.vacant)
+            self.vacant.discard(slot)
+            self._pipes[slot], self.devices[slot] = pipe, hello["device"]
+            found.append(Event(slot, "came"))
+        return found
+
+    def _refusal(self, hello: dict[str, Any]) -> str:
+        """Why a worker cannot join; "" if it can."""
+        from torch import __version__ as torch_version
+
+        ours = {"optsched": __version__, "torch": str(torch_version)}
+        for name, version in ours.items():
+            if hello.get(name) != version:
+                return f"it has {name} {version}, this host {hello.get(name)}; install the same"
+        kinds = {device.partition(":")[0] for device in self.devices if device}
+        if kinds - {str(hello.get("device")).partition(":")[0]}:
+            return f"its workers have devices of kind {', '.join(kinds)}; see --devices"
+        return "" if self.vacant else "all of its slots have workers; see --remote"
+
     def _start(self, slot: int) -> None:
         self._pipes[slot], end = self._context.Pipe()
-        worker = self._context.Process(target=_work, args=(end, self._modules), daemon=True)
+        given = (end, self._modules, self._place, self._interface)
+        worker = self._context.Process(target=work, args=given, daemon=True)
         worker.start()
         self._workers[slot] = worker
         end.close()
@@ -243,20 +279,41 @@ class Processes:
             self._pipes[slot].send(message)
 
 
-def _work(pipe: Any, modules: list[str]) -> None:
-    """Run in a worker: carry out messages until the scheduler ends."""
+def forkserver_context(modules: Iterable[str]) -> Any:
+    """Processes that start with these modules, of optsched, and what training needs."""
+    context: Any = multiprocessing.get_context("forkserver")
+    # what DistributedDataParallel imports when it is first made takes over a second
+    ours = [module for module in modules if module.startswith("optsched.")]
+    context.set_forkserver_preload(["torch._dynamo", "optsched.elastic.training", *ours])
+    return context
+
+
+def start_forkserver() -> None:
+    """Start the server that imports for all workers; it ignores SIGINT and SIGTERM."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings about hosts without a name
+    resource_tracker.ensure_running()  # which ends with the signals unblocked
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def work(pipe: Any, modules: list[str], place: tuple[str, int], interface: str) -> None:
+    """Run in a worker: carry out messages until the scheduler ends; `place` is its store's."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the scheduler stops the passes
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_follow, daemon=True).start()
     import torch
 
+    if interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
     torch.set_num_threads(1)
     torch.backends.cudnn.deterministic = True
     for module in modules:
         with suppress(Exception, SystemExit):  # an import that fails, fails again in its job
             importlib.import_module(module)
     member: Any = None
-    stop: StopFile | None = None
+    store = torch.distributed.TCPStore(*place, is_master=False, wait_for_workers=False)
+    stop: StopSign | None = None
     data: dict[bytes, Any] = {}
     with suppress(EOFError, OSError):
         pipe.send(("ready",))
@@ -265,8 +322,8 @@ def _work(pipe: Any, modules: list[str]) -> None:
             try:
                 if kind == "join":
                     job, join = given
-                    stop = StopFile(f"{join.store}-stop", join.workers)
-                    member = _joined(job, join, data)
+                    stop = StopSign(store, join.store)
+                    member = _joined(job, join, store, data)
                     pipe.send(("joined", member.joined()))
                 elif kind == "order":
                     found = member.train(*given, stop)
@@ -274,8 +331,6 @@ def _work(pipe: Any, modules: list[str]) -> None:
                 else:
                     with suppress(Exception):
                         member.leave()
-                    if stop is not None:
-                        stop.close()
                     member = stop = None
             except (Exception, SystemExit, KeyboardInterrupt) as error:
                 pipe.send(("failed", f"{type(error).__name__}: {error}"[:2000]))
@@ -283,7 +338,7 @@ def _work(pipe: Any, modules: list[str]) -> None:
     os._exit(0)
 
 
-def _joined(job: bytes, join: Join, data: dict[bytes, Any]) -> Any:
+def _joined(job: bytes, join: Join, store: Any, data: dict[bytes, Any]) -> Any:
     """Make the member of a job; `data` keeps the data of the last one."""
     import torch
 
@@ -298,7 +353,7 @@ def _joined(job: bytes, join: Join, data: dict[bytes, Any]) -> Any:
         data.clear()
         seed_all(0)  # the same data on all ranks, and after a crash
         data[key] = spec.data()
-    return Member(spec, join, data[key])
+    return Member(spec, join, data[key], store)
 
 
 def _follow() -> None:

@@ -1,0 +1,92 @@
+"""Worker processes of this host for the pool of another host."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from optsched.elastic import door
+from optsched.elastic.workers import forkserver_context, start_forkserver, work
+from optsched.errors import InputError
+from optsched.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_POLL_S: Final = 0.05
+
+
+def hello(device: str) -> dict[str, str]:
+    """What a worker says of itself; pools take workers of the same versions and kind of device."""
+    return {"optsched": __version__, "torch": version("torch"), "device": device}
+
+
+def join(
+    address: str,
+    devices: Sequence[str],
+    token: str | None = None,
+    on_change: Callable[[str], object] = lambda text: None,
+) -> None:
+    """Train in processes of this host, one a device, until the pool at ``HOST:PORT`` ends.
+
+    A process that dies, or that the pool drops, is replaced by a new one.
+
+    Raises
+    ------
+    InputError
+        There is no pool, its token or versions are others, or it is full; or this host does not
+        see the folder of its run.
+    """
+    place, key = door.address_of("join", address), door.token_of(token)
+    workers: list[_Worker] = []
+    try:
+        for device in devices:
+            try:
+                workers.append(_Worker(place, key, device))
+            except ConnectionError as error:
+                raise InputError(f"join: {error}; start the pool first, with --listen") from None
+            on_change(f"{device}: process {workers[-1].pid} joined {address}")
+        while workers:
+            time.sleep(_POLL_S)
+            for worker in [one for one in workers if one.ended()]:
+                worker.close()
+                workers.remove(worker)
+                try:
+                    workers.append(_Worker(place, key, worker.device))
+                    on_change(f"{worker.device}: process {workers[-1].pid} joined {address}")
+                except (ConnectionError, InputError) as error:
+                    on_change(f"{worker.device}: left, {error}")
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+class _Worker:
+    """A process with its connection to the pool; the end of one is the end of both."""
+
+    def __init__(self, place: tuple[str, int], token: bytes, device: str) -> None:
+        self.device = device
+        self._connection, welcome = door.connect(place, token, hello(device))
+        folder = Path(welcome["folder"])
+        if not (folder / ".lock").exists():
+            self._connection.close()
+            raise InputError(f"folder: {folder} of the run is not seen from this host")
+        context = forkserver_context(welcome["modules"])
+        start_forkserver()
+        interface = door.interface_of(door.local_host(self._connection))
+        given = (self._connection, welcome["modules"], welcome["store"], interface)
+        self._process: Any = context.Process(target=work, args=given, daemon=True)
+        self._process.start()
+        self.pid = self._process.pid
+
+    def ended(self) -> bool:
+        """Whether the process has died, or the pool has closed the connection."""
+        return door.hung_up(self._connection) or not self._process.is_alive()
+
+    def close(self) -> None:
+        """End the process, then the connection."""
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
