@@ -345,7 +345,11 @@ def routes(live: Callable[[str], Known]) -> APIRouter:
     for prefix in ("/kubernetes", "/clusters/{name}/kubernetes"):
         for verb, kind in (("filter", FilterResult), ("prioritize", HostPriority)):
             text = f"Scheduler extender of Kubernetes: {verb}."
-            described = operation(text, ExtenderArgs, kind)
+            described = operation(text, ExtenderArgs, kind, codes=(409,))
+            if "{name}" in prefix:
+                described["openapi_extra"]["parameters"] = [
+                    {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+                ]
             if verb == "prioritize":
                 content = described["responses"][200]["content"]["application/json"]
                 content["schema"] = {"type": "array", "items": content["schema"]}
