@@ -17,6 +17,7 @@ from rich.text import Text
 import optsched
 from optsched.cli.options import AsJson, Objective, argument, option, with_objective
 from optsched.cli.output import facts, wrote
+from optsched.cli.solve import BY_ORDERS
 from optsched.cli.tables import display, table
 from optsched.errors import InputError
 from optsched.formats.read_problem import read_problem
@@ -70,16 +71,16 @@ def show(
     schedule = Schedule.read(file) if isinstance(problem, Schedule) else None
     if schedule is None or not schedule.is_scheduled:
         if output is not None or cycles is not None:
-            raise InputError(
-                f"{file}: an instance, only schedules are drawn: "
-                f"optsched solve {file} -o {file}.schedule.json"
-            )
+            solved = f"optsched solve {file} -o {file.name.partition('.')[0]}.schedule.json"
+            raise InputError(f"{file}: an instance, only schedules are drawn: {solved}")
         _show_problem(with_objective(problem, objective), file, as_json)
         return
     if objective is not None:
         raise InputError(f"objective: {file} is a schedule, it has the objective it was made for")
     if cycles is not None and (output is None or schedule.period is None):
         raise InputError("cycles: only to draw a schedule with a period, with -o")
+    if output is not None and as_json:
+        raise InputError("json: prints, and -o draws; give one of them")
     if output is not None:
         _draw(schedule, output, 3 if cycles is None else cycles)
         return
@@ -126,7 +127,8 @@ def _show_problem(problem: Problem, file: Path, as_json: bool) -> None:
         }  # fmt: skip
         print(json.dumps(summary))
     else:
-        best = {} if lower_bound is None else {"lower bound": lower_bound}
+        label = "lower bound" if kind in BY_ORDERS else "bound"
+        best = {} if lower_bound is None else {label: lower_bound}
         values = [(name, problem.describe(value)) for name, value in {**bounds, **best}.items()]
         rows = [
             ("instance", problem.name or file.name), ("kind", kind), ("size", _size(problem)),

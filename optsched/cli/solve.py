@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from optsched.solving.result import Result
 
 
-_BY_ORDERS = ("jobshop", "jobarray", "periodic")
+BY_ORDERS = ("jobshop", "jobarray", "periodic")
+"""Kinds of problems whose bound is a lower bound of a time."""
+
 _HISTORY = ("objective", "lower_bound", "event", "source")
 
 
@@ -189,7 +191,7 @@ def _rows(
         ("instance", problem.name or file.name),
         ("solver", result.solver),
         (problem.objective_name, described(result.objective)),
-        ("lower bound" if problem.problem_kind in _BY_ORDERS else "bound",
+        ("lower bound" if problem.problem_kind in BY_ORDERS else "bound",
          described(result.lower_bound)),
         *_chosen(problem, result).items(),
         *(("assumed", text) for text in getattr(getattr(problem, "model", None), "assumed", ())),

@@ -31,6 +31,14 @@ DOCUMENTS: Final = {
 }
 """Documents of this library, and the modules with their ``from_tree``."""
 
+_COMMANDS: Final = {
+    "optsched.cluster": "gpus topology show", "optsched.bandwidth": "gpus bandwidth check --model",
+    "optsched.state": "gpus topology show CLUSTER --state", "optsched.snapshot": "plan",
+    "optsched.decide": "cluster decide", "optsched.decision": "cluster manifest",
+    "optsched.routing": "slim simulate", "optsched.serving-log": "slim check SCENARIO",
+}  # fmt: skip
+"""Documents that are no instances, and the commands that read them."""
+
 READABLE: Final = (
     f"{', '.join(f'{family}/1' for family in DOCUMENTS)}, optsched.schedule/1, job_shop_lib's "
     "(duration_matrix) and ArrayPipe's (n_stages, jobs)"
@@ -110,10 +118,10 @@ def from_tree(tree: Any, name: str) -> Problem:
     family = str(tree.get("format", "")).partition("/")[0]
     if family == "optsched.schedule":
         return document.from_tree(tree, name).graph()
-    if family == "optsched.routing":
+    if family in _COMMANDS:
         raise InputError(
-            f"{name}: a scenario of serving is simulated, not solved: "
-            f"`optsched slim simulate {name}`, in Python optsched.serving.Scenario.read"
+            f"{name}: not an instance, but {format_json(tree['format'])}: "
+            f"`optsched {_COMMANDS[family]} {name}` reads it"
         )
     problem: Problem
     if family in DOCUMENTS:

@@ -69,7 +69,7 @@ BAD_INPUT: list[tuple[tuple[Any, ...], str]] = [
     (("slim", "make", "-o", "x.json", "--name", "cluster"), "name: expected one of"),
     (("slim", "make", "-o", "x.json", "--rate", "nan"), "rate"),
     (("slim", "bench", "-o", "x.json", "--loads", "500,200x"), "loads: expected RATE"),
-    (("solve", "s.json"), "simulated, not solved: `optsched slim simulate s.json`"),
+    (("solve", "s.json"), "`optsched slim simulate s.json` reads it"),
     (
         ("slim", "simulate", "s.json", "--router", "none:None"),
         "router: 'none:None' cannot be loaded",
