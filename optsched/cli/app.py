@@ -102,7 +102,7 @@ class Commands(TyperGroup):
             if path.startswith(prefix)
             for name in [path.removeprefix(prefix).split()[0]]
         }
-        self.commands = dict.fromkeys(self.texts)  # type: ignore[arg-type]  # names of suggestions
+        self.commands = dict.fromkeys(self.texts)  # type: ignore[assignment]  # names of suggestions
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return all names."""

@@ -75,8 +75,8 @@ def stream(
         session.states[""] = OpenState(known, running, traffic=traffic)
     elif cluster is not None or model is not None or output is not None:
         raise InputError("state: missing; --cluster, --model and -o belong to --state")
-    from_stdin = file is None or str(file) == "-"
-    for line in sys.stdin.buffer if from_stdin else read_bytes(file).split(b"\n"):
+    given = None if file is None or str(file) == "-" else read_bytes(file).split(b"\n")
+    for line in sys.stdin.buffer if given is None else given:
         if line.strip():
             sys.stdout.buffer.write(session.answer(line))
             sys.stdout.buffer.flush()
