@@ -19,7 +19,7 @@ PAGES = [
     "docs/simulator.md", "docs/policies.md", "docs/traces.md",
     "docs/pytorch-csv.md", "docs/pipelines.md", "docs/single-job.md",
     "docs/rolling.md", "docs/arraypipe-study.md", "docs/serving.md",
-    "docs/elastic.md", "docs/formats.md", "docs/determined.md",
+    "docs/elastic.md", "docs/formats.md", "docs/determined.md", "docs/plan-arrays.md",
 ]  # fmt: skip
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
+from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING
 
@@ -12,11 +14,13 @@ from optsched.errors import InputError
 from optsched.plan.array_document import planned_arrays, schedule_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from optsched.model.schedule import Schedule
 
 _RUN = [sys.executable, "-c", "from optsched.cli import main; main()", "arraypipe", "run"]
+
+
+def _folder(name: str) -> str:
+    return re.sub(r"[^\w=-]", "-", name)
 
 
 def chosen_array(plan: Schedule, name: str | None) -> Schedule:
@@ -30,10 +34,15 @@ def chosen_array(plan: Schedule, name: str | None) -> Schedule:
 
 
 def check_trainable(plan: Schedule) -> None:
-    """Refuse a plan without scripts, or with arrays on several hosts."""
+    """Refuse a plan without scripts, with arrays on several hosts, or with folders of one name."""
     arrays = [one for one in planned_arrays(plan) if one.script]
     if not arrays:
         raise InputError("train: no array with a script starts")
+    for one in arrays:
+        if not Path(one.script.rpartition(":")[0]).is_file():
+            raise InputError(f"train: script of {one.name}: no file {one.script!r:.200}")
+    if len({_folder(one.name) for one in arrays}) < len(arrays):
+        raise InputError("train: names of arrays differ only in characters that no folder has")
     hosts = {plan.resources[gpu].name.rpartition("/")[0] for one in arrays for gpu in one.gpus}
     if len(hosts) > 1:
         raise InputError(
@@ -52,7 +61,7 @@ def train(plan: Schedule, file: Path, folder: Path) -> bool:
     for one in planned_arrays(plan):
         if not one.script:
             continue
-        place = folder / one.name.replace("/", "-")
+        place = folder / _folder(one.name)
         place.mkdir(parents=True, exist_ok=True)
         saved = place / "checkpoints"
         ids = [plan.resources[gpu].name.rpartition("/")[2] for gpu in one.gpus]
@@ -76,6 +85,7 @@ def train(plan: Schedule, file: Path, folder: Path) -> bool:
             good = False
             continue
         for job in json.loads((place / "summary.json").read_text())["jobs"]:
-            losses = f"loss {job['first_loss']:.4f} -> {job['last_loss']:.4f}"
-            print(f"{name}/{job['name']}: {job['status']}, {losses}")
+            first, last = job["first_loss"], job["last_loss"]
+            losses = "" if first is None else f", loss {first:.4f} -> {last:.4f}"
+            print(f"{name}/{job['name']}: {job['status']}{losses}")
     return good

@@ -37,7 +37,7 @@ class ArrayRequest(
     steps
         Iterations of every job.
     weight
-        Importance of a GPU that it keeps busy, such as an uncertainty of its results.
+        Importance of a busy GPU, 0.001 to 1000, such as the uncertainty of its results.
     script
         ``FILE.py:FUNCTION`` that makes its trainer (`optsched arraypipe run`).
     """
@@ -45,7 +45,7 @@ class ArrayRequest(
     problem: Any
     least: Annotated[int, msgspec.Meta(ge=1, le=2**22)] = 1
     steps: Annotated[int, msgspec.Meta(ge=1, le=2**40)] = 100
-    weight: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 1.0
+    weight: Annotated[float, msgspec.Meta(ge=1e-3, le=1e3)] = 1.0
     script: str = ""
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ import msgspec
 from optsched.errors import Infeasible
 from optsched.io.strict_json import shortened
 from optsched.io.text import time_text
+from optsched.io.values import number
 from optsched.plan.array_document import PlannedArray, join, planned_arrays, schedule_of
 from optsched.solving.solve import solve
 from optsched.solving.stop import Gap
@@ -54,6 +55,7 @@ def order_arrays(
     Infeasible
         No order of an array was found in this time.
     """
+    number("time_limit", time_limit, what="seconds")
     resources = plan.snapshot.cluster.resources
     kept = {} if previous is None else former_starts(previous, resources)
     same = {one.name: one.sha256 for one in planned_arrays(previous)} if previous else {}
@@ -102,9 +104,9 @@ def order_arrays(
 
 def former_starts(previous: Schedule, resources: Sequence[Resource]) -> dict[str, tuple[int, ...]]:
     """Return the GPUs of arrays in a former plan, as numbers of the same names in a cluster."""
-    number = {resource.name: gpu for gpu, resource in enumerate(resources)}
+    known = {resource.name: gpu for gpu, resource in enumerate(resources)}
     found = {
-        one.name: tuple(number.get(previous.resources[gpu].name, -1) for gpu in one.gpus)
+        one.name: tuple(known.get(previous.resources[gpu].name, -1) for gpu in one.gpus)
         for one in planned_arrays(previous)
     }
     return {name: gpus for name, gpus in found.items() if min(gpus) >= 0}
@@ -132,5 +134,5 @@ def explain_arrays(document: Schedule, previous: Schedule | None = None) -> list
     bound = document.provenance.get("busy_bound")
     if arrays and isinstance(bound, float):
         used = sum(one.busy for one in arrays)
-        sentences += [f"The arrays keep {used:.1f} GPUs busy; no plan keeps over {bound:.1f} busy."]
+        sentences.append(f"Busy GPUs (times weight): {used:.1f}; no plan exceeds {bound:.1f}.")
     return sentences

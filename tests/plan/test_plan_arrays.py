@@ -205,6 +205,8 @@ def test_documents_that_do_not_fit_are_refused() -> None:
     document = order_arrays(plan(snapshot([request("a", array(1))])), time_limit=0.1)
     with pytest.raises(InputError, match="no array 'b' in this plan; there are a"):
         schedule_of(document, "b")
+    with pytest.raises(InputError, match="time_limit: expected seconds >= 0, got nan"):
+        order_arrays(plan(snapshot([request("a", array(1))])), time_limit=float("nan"))
     good = document.provenance["arrays"][0]
     for change in (
         {"gpus": [9]},
