@@ -65,7 +65,7 @@ def train(plan: Schedule, file: Path, folder: Path) -> bool:
         place.mkdir(parents=True, exist_ok=True)
         saved = place / "checkpoints"
         ids = [plan.resources[gpu].name.rpartition("/")[2] for gpu in one.gpus]
-        words = [one.script, file, "--array", one.name, "--steps", one.steps, "--out", place,
+        words = [one.script, file, "--array", one.name, "--steps", one.steps, "-o", place,
                  "--checkpoint", saved, *["--resume"] * saved.exists(),
                  *(["--ranks", len(ids)] if len(ids) > 1 else [])]  # fmt: skip
         env = {"OMP_NUM_THREADS": "1", **os.environ, "CUDA_VISIBLE_DEVICES": ",".join(ids)}
