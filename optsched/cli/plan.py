@@ -60,7 +60,7 @@ def plan(
     from optsched.model.schedule import Schedule
     from optsched.model.verify import verify
     from optsched.plan.array_document import planned_arrays
-    from optsched.plan.arrays import explain_arrays, former_starts, order_arrays
+    from optsched.plan.arrays import explain_arrays, order_arrays
     from optsched.plan.expected import POLICY
     from optsched.plan.starts import plan as plan_snapshot
 
@@ -80,9 +80,8 @@ def plan(
         wrote(output, plans[0].after().write, quiet=as_json)
         return
     before = None if previous is None else Schedule.read(previous)
-    kept = {} if before is None else former_starts(before, given.cluster.resources)
     found = plan_snapshot(
-        given, model=known, policy=policy or POLICY, previous=kept, sigma=spread, seed=seed
+        given, model=known, policy=policy or POLICY, previous=before, sigma=spread, seed=seed
     )
     schedule = order_arrays(found, time_limit=time_limit, previous=before)
     if faults := verify(schedule):
@@ -93,6 +92,7 @@ def plan(
     lines += [f"assumed: {text}" for text in found.assumed]
     lines += [f"{len(found.starts)} of {len(found.verdicts)} start now, gap {found.gap:.1%}"]
     lines += explain_arrays(schedule, before)
+    lines += [one.text for one in found.changes if one.job not in arrays]
     print(json.dumps(dict(schedule.provenance)) if as_json else "\n".join(lines))
     wrote(output, schedule.write, quiet=as_json)
     if train is not None:

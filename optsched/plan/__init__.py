@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from optsched.plan.array_document import PlannedArray, planned_arrays, schedule_of
     from optsched.plan.array_request import ArrayRequest
     from optsched.plan.arrays import explain_arrays, order_arrays
+    from optsched.plan.changes import Change
     from optsched.plan.clearing import MovePlan, alternatives, clear, defragment
     from optsched.plan.live import from_kubernetes, from_run, from_slurm
+    from optsched.plan.planner import Verdict
     from optsched.plan.snapshot import ClusterSnapshot, PlanJob
-    from optsched.plan.starts import Plan, Verdict, plan
+    from optsched.plan.starts import Plan, plan
 
 _MODULE_OF = {
     name: module
@@ -30,17 +32,19 @@ _MODULE_OF = {
         "array_document": "PlannedArray planned_arrays schedule_of",
         "arrays": "explain_arrays order_arrays",
         "clearing": "MovePlan alternatives clear defragment",
+        "changes": "Change",
+        "planner": "Verdict",
         "live": "from_kubernetes from_run from_slurm",
-        "starts": "Plan Verdict plan",
+        "starts": "Plan plan",
         "snapshot": "ClusterSnapshot PlanJob",
     }.items()
     for name in names.split()
 }
 
 __all__ = [
-    "ArrayRequest", "ClusterSnapshot", "MovePlan", "Plan", "PlanJob", "PlannedArray", "Verdict",
-    "alternatives", "clear", "defragment", "explain_arrays", "from_kubernetes", "from_run",
-    "from_slurm", "order_arrays", "plan", "planned_arrays", "schedule_of",
+    "ArrayRequest", "Change", "ClusterSnapshot", "MovePlan", "Plan", "PlanJob", "PlannedArray",
+    "Verdict", "alternatives", "clear", "defragment", "explain_arrays", "from_kubernetes",
+    "from_run", "from_slurm", "order_arrays", "plan", "planned_arrays", "schedule_of",
 ]  # fmt: skip
 
 

@@ -10,35 +10,61 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optsched.bandwidth import ClusterState
     from optsched.plan.snapshot import ClusterSnapshot, PlanJob
 
 WHOLE: Final = -1
 """Number of the level of a fabric, above all levels of the cluster."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Counts:
-    """Numbers of GPUs by host."""
+    """Numbers of GPUs by host.
+
+    Parameters
+    ----------
+    snapshot
+        The cluster.
+    requests
+        Jobs without GPUs to count in place of the running jobs.
+    after
+        State in place of that of the snapshot.
+    """
 
     snapshot: ClusterSnapshot
-    _cells: dict[int, list[int]] = field(default_factory=dict, init=False)
+    requests: Sequence[PlanJob] | None = None
+    after: ClusterState | None = None
+    _cells: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def state(self) -> ClusterState:
+        """GPUs that are free, held, or down."""
+        return self.after or self.snapshot.state
 
     @cached_property
-    def jobs(self) -> list[PlanJob]:
-        """The running jobs."""
-        return [job for job, _ in self.snapshot.running]
+    def jobs(self) -> Sequence[PlanJob]:
+        """The running jobs, or the requests."""
+        running = [job for job, _ in self.snapshot.running]
+        return running if self.requests is None else self.requests
+
+    @cached_property
+    def held(self) -> list[tuple[int, ...]]:
+        """GPUs of every job."""
+        running = [where.gpus for _, where in self.snapshot.running]
+        return running if self.requests is None else [()] * len(self.requests)
 
     @cached_property
     def at(self) -> list[list[tuple[int, int]]]:
-        """Hosts of every running job, with numbers of GPUs."""
+        """Hosts of every job, with numbers of GPUs."""
         host_of = self.snapshot.cluster.host_of
-        held = [Counter(host_of[list(job.gpus)].tolist()) for _, job in self.snapshot.running]
-        return [sorted(one.items()) for one in held]
+        return [sorted(Counter(host_of[list(gpus)].tolist()).items()) for gpus in self.held]
 
     @cached_property
     def free(self) -> list[int]:
         """Free GPUs by host."""
-        return [int(n) for n in self.snapshot.state.room]
+        return [int(n) for n in self.state.room]
 
     @cached_property
     def capacity(self) -> list[int]:
@@ -47,11 +73,20 @@ class Counts:
         return [int(n) for n in cluster.sizes - cluster.counts(down)]
 
     @cached_property
-    def kinds(self) -> list[int | None]:
-        """Type of the hosts of every running job, None if it has several."""
-        of = self.snapshot.cluster.type_of
-        found = [{of[h] for h, _ in hosts} for hosts in self.at]
-        return [kinds.pop() if len(kinds) == 1 else None for kinds in found]
+    def kinds(self) -> list[tuple[int, ...]]:
+        """Types of hosts, of which one may hold a job elsewhere; none if it runs on several."""
+        of, names = self.snapshot.cluster.type_of, self.snapshot.cluster.types
+        if self.requests is None:
+            found = [tuple({of[h] for h, _ in hosts}) for hosts in self.at]
+            return [kinds if len(kinds) == 1 else () for kinds in found]
+        return [
+            tuple(t for t, kind in enumerate(names) if job.type in (None, kind.name))
+            for job in self.requests
+        ]
+
+    def on(self, state: ClusterState, requests: Sequence[PlanJob]) -> Counts:
+        """Return the counts of requests on another state of the cluster."""
+        return Counts(self.snapshot, requests, state, self._cells)
 
     def level(self, job: PlanJob) -> int:
         """Return the number of the level of a job, from the widest."""

@@ -60,12 +60,14 @@ def test_reasons(job: PlanJob, quotas: dict[str, int], why: str, text: str) -> N
 
 def test_bandwidth_and_order() -> None:
     """GPUs that are too slow, and requests ahead."""
-    slow = PlanJob(name="slow", gpus=6, bandwidth=3000, priority=1)
+    slow = PlanJob(name="slow", gpus=4, bandwidth=100, priority=1)
+    none = PlanJob(name="none", gpus=6, bandwidth=3000, priority=1)
     first = PlanJob(name="first", gpus=8, priority=2)
     last = PlanJob(name="last", gpus=4, priority=3)
-    found = {one.job.name: one for one in plan(busy(slow, first, last), sigma=0).verdicts}
+    found = {one.job.name: one for one in plan(busy(slow, none, first, last), sigma=0).verdicts}
     assert found["slow"].why == "bandwidth"
-    assert "it needs 3000" in found["slow"].text
+    assert (found["none"].why, found["none"].expected) == ("never", None)
+    assert "it needs 100" in found["slow"].text
     assert len(found["first"].gpus) == 8
     assert (found["last"].why, found["last"].text) == ("order", "ahead of it first get the GPUs")
 

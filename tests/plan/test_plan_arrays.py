@@ -153,7 +153,7 @@ def test_a_new_plan_moves_only_what_must_move() -> None:
     lost = places["a2"][0]
     state = ClusterState.idle(snapshot([]).cluster).fail([lost])
     given = snapshot([*jobs[:3], request("new", array(9, 2, 2), 2)], state=state)
-    made = plan(given, previous=places)
+    made = plan(given, previous=before)
     after = order_arrays(made, time_limit=0.2, previous=before)
     assert verify(after) == []
     for name in ("a0", "a1"):

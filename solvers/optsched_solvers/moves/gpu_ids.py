@@ -60,11 +60,11 @@ class GpuIds:
 
     def assign(self, chosen: Chosen, request: PlanJob | None) -> Assigned:
         """Give the gang, then moved jobs, the largest first, GPUs of their hosts."""
-        snapshot, jobs = self.counts.snapshot, self.counts.jobs
-        pool: dict[int, list[int]] = {h: [] for h in range(snapshot.cluster.n_hosts)}
-        leaving = [snapshot.state.jobs[j].gpus for j in (*chosen.evict, *chosen.move)]
-        host_of = snapshot.cluster.places[0]
-        for gpus in (snapshot.state.free, *leaving):
+        state, jobs = self.counts.state, self.counts.jobs
+        pool: dict[int, list[int]] = {h: [] for h in range(state.cluster.n_hosts)}
+        leaving = [self.counts.held[j] for j in (*chosen.evict, *chosen.move)]
+        host_of = state.cluster.places[0]
+        for gpus in (state.free, *leaving):
             for gpu in gpus:
                 pool[host_of[gpu]].append(gpu)
         gang, move, cuts = tuple[int, ...](), {}, list[Cut]()

@@ -31,7 +31,7 @@ class Shape(NamedTuple):
     size: int
     pods: int
     level: int
-    kind: int
+    kinds: tuple[int, ...]
     job: int = -1
 
 
@@ -71,12 +71,11 @@ class MoveModel:
 
     def _shape(self, j: int) -> Shape:
         """Return the shape of a running job on hosts of one type."""
-        job, kind = self.counts.jobs[j], self.counts.kinds[j]
-        assert kind is not None
+        job, kinds = self.counts.jobs[j], self.counts.kinds[j]
         key = j if job.bandwidth is not None else -1
         if job.level == "host":
-            return Shape(job.gpus, 1, WHOLE, kind, key)
-        return Shape(job.pod, job.gpus // job.pod, self.counts.level(job), kind, key)
+            return Shape(job.gpus, 1, WHOLE, kinds, key)
+        return Shape(job.pod, job.gpus // job.pod, self.counts.level(job), kinds, key)
 
     def variable(self, upper: int, cost: int = 0) -> int:
         """Add an integer variable from 0 to `upper`."""
@@ -111,12 +110,10 @@ class MoveModel:
             by_shape[self._shape(j)].append(j)
         levels = sorted({s.level for s in by_shape} | {WHOLE})
         self._make_bins({(s.size, s.job) for s in by_shape}, levels)
-        bins_of: dict[int, list[int]] = defaultdict(list)
-        for h in self.bins:
-            bins_of[counts.snapshot.cluster.type_of[h]].append(h)
+        type_of = counts.snapshot.cluster.type_of
         need: dict[tuple[int, int, int, int], list[tuple[int, int]]] = defaultdict(list)
         for shape, jobs in by_shape.items():
-            bins = bins_of[shape.kind]
+            bins = [h for h in self.bins if type_of[h] in shape.kinds]
             for h in bins:
                 key = shape.job, shape.size, h
                 most = sum(self.most_free[k] // shape.size for k in self.bins[h])
@@ -212,32 +209,39 @@ class MoveModel:
 
     def chosen(self, values: Sequence[int]) -> Chosen:
         """Assign slots to jobs: those of a domain go first to jobs of its level, lowest first."""
-        left, free = Counter[tuple[int, int, int]](), list(self.counts.free)
-        for (job, size, b), v in sorted(self.slots.items(), key=lambda one: -one[0][1]):
-            if len(self.bins[b]) == 1:
-                left[job, size, b] = values[v]
-                continue
-            slots = values[v]
-            for h in self.bins[b]:
-                here = left[job, size, h] = min(slots, free[h] // size)
-                free[h] -= here * size
-                slots -= here
+        left = Counter({key: values[v] for key, v in self.slots.items()})
         jobs: dict[Shape, list[int]] = defaultdict(list)
         for j, v in self.moved.items():
             if values[v]:
                 jobs[self._shape(j)].append(j)
-        move: dict[int, dict[int, int]] = {}
+        taken: list[tuple[int, int, int, int]] = []  # (size, pods, job, bin)
         for (shape, cell), v in sorted(self.jobs_in.items(), key=lambda one: -one[0][0].level):
             cells = self.counts.cells(shape.level)
             for _ in range(values[v]):
-                taken = move[jobs[shape].pop()] = Counter[int]()
-                needed = shape.pods
-                for h in range(len(cells)):
+                j, needed = jobs[shape].pop(), shape.pods
+                for h in self.bins:
                     key = shape.job, shape.size, h
-                    pods = min(needed, left[key]) if cells[h] == cell else 0
-                    if pods > 0:
+                    if cells[h] == cell and (pods := min(needed, left[key])) > 0:
                         left[key] -= pods
                         needed -= pods
-                        taken[h] += pods * shape.size
+                        taken.append((shape.size, pods, j, h))
         place = {h: values[v] * size for h, (v, size) in self.gang.items() if values[v]}
-        return Chosen([j for j, v in self.evicted.items() if values[v]], move, place)
+        evict = [j for j, v in self.evicted.items() if values[v]]
+        return Chosen(evict, self._spread(taken), place)
+
+    def _spread(self, taken: list[tuple[int, int, int, int]]) -> dict[int, dict[int, int]]:
+        """Assign the hosts of bins, the largest slots first, few hosts to each job."""
+        free = list(self.counts.free)
+        move: dict[int, dict[int, int]] = defaultdict(Counter)
+        for size, total, j, b in sorted(taken, reverse=True):
+            pods, alone = total, len(self.bins[b]) == 1
+            while pods:
+                fitting = [h for h in self.bins[b] if free[h] // size >= pods]
+                h = b if alone else min(fitting, key=free.__getitem__, default=-1)
+                if h < 0:
+                    h = max(self.bins[b], key=free.__getitem__)
+                here = pods if alone else min(pods, free[h] // size)
+                move[j][h] += here * size
+                free[h] -= here * size
+                pods -= here
+        return move

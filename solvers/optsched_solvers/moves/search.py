@@ -128,7 +128,7 @@ class _Search:
         }  # fmt: skip
         self.move = {
             j for j, one in enumerate(counts.jobs)
-            if one.move is not None and counts.kinds[j] is not None
+            if one.move is not None and counts.kinds[j]
         }  # fmt: skip
         limited = job.group in counts.snapshot.quotas
         scarce = sum(counts.free) < job.gpus
@@ -218,7 +218,7 @@ def most_free(
     domains = cluster.domains(cluster.level(level))
     inside = {name: [h for h in hosts if counts.capacity[h]] for name, hosts in domains.items()}
     movable = [j for j, job in enumerate(counts.jobs)
-               if job.move is not None and counts.kinds[j] is not None]  # fmt: skip
+               if job.move is not None and counts.kinds[j]]  # fmt: skip
     emptied: dict[str, int] = {}
 
     def build(excluded: Sequence[Cut]) -> MoveModel:

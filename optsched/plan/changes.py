@@ -1,0 +1,154 @@
+"""What differs between two plans of one cluster, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
+
+import msgspec
+
+from optsched.errors import InputError
+from optsched.io.strict_json import decode, shortened
+from optsched.model.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from optsched.plan.planner import Verdict
+    from optsched.plan.snapshot import ClusterSnapshot
+    from optsched.plan.starts import Plan
+
+_NOTABLE: Final = 0.1
+"""Share by which an expected start changes at least, to be reported."""
+
+
+class Change(NamedTuple):
+    """One difference between a plan and the former one."""
+
+    job: str
+    """Name of a job; empty: of GPUs."""
+    kind: str
+    """An event: ``ended``, ``failed``, ``runs``, ``gone``, ``new``; or what differs for a request:
+    ``starts``, ``moves``, ``waits``, ``reason``, ``time``."""
+    text: str
+    """The change and its cause in a sentence."""
+
+
+class _Entry(msgspec.Struct):
+    """The verdict on a request, in the document of a plan."""
+
+    job: str
+    gpus: str = ""
+    bandwidth: float | None = None
+    why: str = ""
+    text: str = ""
+    expected: Annotated[list[int], msgspec.Meta(min_length=3, max_length=3)] | None = None
+
+
+class _Document(msgspec.Struct):
+    plan: list[_Entry]
+    now: int = 0
+    running: dict[str, str] = {}
+    down: str = ""
+
+
+@dataclass(frozen=True)
+class Former:
+    """A former plan, with the GPUs of the cluster as it is now."""
+
+    snapshot: ClusterSnapshot
+    starts: dict[str, tuple[int, ...]]
+    """GPUs of its starts; none if one of them is no longer part of the cluster."""
+    document: _Document
+
+    @classmethod
+    def of(cls, previous: Plan | Schedule, snapshot: ClusterSnapshot) -> Former:
+        """Read a plan or its document."""
+        if not isinstance(previous, Schedule):
+            if not isinstance(getattr(previous, "schedule", None), Schedule):
+                raise InputError(f"previous: expected a Plan or its Schedule, got {previous!r:.60}")
+            previous = previous.schedule
+        if "plan" not in previous.provenance:
+            raise InputError("previous: provenance.plan is missing: the schedule is no plan")
+        document = decode(dict(previous.provenance), _Document, "previous: provenance")
+        names = {host.name for host in snapshot.cluster.hosts}
+        starts = {}
+        for one in document.plan:
+            known = all(part.partition(":")[0] in names for part in one.gpus.split())
+            starts[one.job] = snapshot.cluster.parse(one.gpus, "gpus") if known else ()
+        return cls(snapshot, {name: gpus for name, gpus in starts.items() if gpus}, document)
+
+    def changes(self, verdicts: Sequence[Verdict]) -> tuple[Change, ...]:
+        """Describe events since the former plan, then every request whose answer differs."""
+        state, running = self.snapshot.state, {job.name for job in self.snapshot.state.jobs}
+        entries = {one.job: one for one in self.document.plan}
+        found, now = [], {one.job.name: one for one in verdicts}
+        ended = [name for name in self.document.running if name not in running]
+        for name in ended:
+            back = " and is waiting again" if name in now else ""
+            gpus = self.document.running[name]
+            found.append(Change(name, "ended", f"{name} has left {gpus}{back}."))
+        before = set(self._gpus(self.document.down))
+        if failed := [gpu for gpu in state.down if gpu not in before]:
+            found.append(Change("", "failed", f"{state.written(failed)} failed."))
+        for name, one in entries.items():
+            if name in running:
+                gpus = state.written(state.job(name).gpus)
+                planned = "as planned" if gpus == one.gpus else f"not on {one.gpus or 'no GPUs'}"
+                found.append(Change(name, "runs", f"{name} runs on {gpus}, {planned}."))
+            elif name not in now:
+                found.append(Change(name, "gone", f"{name} is no longer waiting."))
+        for name, verdict in now.items():
+            found += self._change(verdict, entries.get(name), ended, verdicts)
+        return tuple(found)
+
+    def _gpus(self, text: str) -> tuple[int, ...]:
+        names = {host.name for host in self.snapshot.cluster.hosts}
+        known = " ".join(part for part in text.split() if part.partition(":")[0] in names)
+        return self.snapshot.cluster.parse(known, "gpus") if known else ()
+
+    def _change(
+        self, now: Verdict, old: _Entry | None, ended: Sequence[str], verdicts: Sequence[Verdict]
+    ) -> list[Change]:
+        """Return how the answer to a request differs, if it does."""
+        name, written = now.job.name, self.snapshot.state.written
+        gpus = written(now.gpus)
+        if old is None:
+            text = f"starts on {gpus}" if now.gpus else f"does not start: {now.text}"
+            return [Change(name, "new", f"{name} is new and {text}.")]
+        if now.gpus and not old.gpus:
+            cause = f"{shortened(ended)} left GPUs" if ended else f"before: {old.text}"
+            return [Change(name, "starts", f"{name} starts now on {gpus}: {cause}.")]
+        if now.gpus:
+            if self.starts.get(name) == now.gpus:
+                return []
+            cause = self._cause(now, old, verdicts)
+            return [Change(name, "moves", f"{name} starts on {gpus}, not on {old.gpus}: {cause}.")]
+        if old.gpus:
+            return [Change(name, "waits", f"{name} no longer starts: {now.text}.")]
+        if now.why != old.why:
+            return [Change(name, "reason", f"{name}: {now.text}; before: {old.text}.")]
+        if now.expected and old.expected:
+            was = old.expected[1] + self.document.now - self.snapshot.now
+            if abs(now.expected[1] - was) > max(1, _NOTABLE * abs(was)):
+                text = f"{name} is expected in {now.expected[1]:,} s, not {max(0, was):,} s."
+                return [Change(name, "time", text)]
+        return []
+
+    def _cause(self, now: Verdict, old: _Entry, verdicts: Sequence[Verdict]) -> str:
+        """Return why a request does not keep its GPUs."""
+        state, former = self.snapshot.state, set(self.starts.get(now.job.name, ()))
+        if down := former & set(state.down):
+            return f"{state.written(down)} failed"
+        if not former:
+            return f"{old.gpus} are not in the cluster"
+        if used := former - set(state.free):
+            return f"{shortened([*state.jobs_on(used)])} holds {state.written(used)}"
+        if taken := [one.job.name for one in verdicts
+                     if former & set(one.gpus) and one.job.name != now.job.name]:  # fmt: skip
+            return f"{shortened(taken)} gets GPUs of them"
+        if len(former) != now.job.gpus:
+            return f"it needs {now.job.gpus} GPUs"
+        if now.bandwidth is not None and now.bandwidth > (old.bandwidth or 0):
+            return f"they reach {now.bandwidth:.1f} GB/s"
+        return "others that start could not start with it there"
