@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from optsched.plan.planner import Verdict
     from optsched.plan.snapshot import ClusterSnapshot
-    from optsched.plan.starts import Plan
 
 _NOTABLE: Final = 0.1
 """Share by which an expected start changes at least, to be reported."""
@@ -62,15 +61,14 @@ class Former:
     document: _Document
 
     @classmethod
-    def of(cls, previous: Plan | Schedule, snapshot: ClusterSnapshot) -> Former:
+    def of(cls, previous: object, snapshot: ClusterSnapshot) -> Former:
         """Read a plan or its document."""
-        if not isinstance(previous, Schedule):
-            if not isinstance(getattr(previous, "schedule", None), Schedule):
-                raise InputError(f"previous: expected a Plan or its Schedule, got {previous!r:.60}")
-            previous = previous.schedule
-        if "plan" not in previous.provenance:
+        schedule = getattr(previous, "schedule", previous)
+        if not isinstance(schedule, Schedule):
+            raise InputError(f"previous: expected a Plan or its Schedule, got {previous!r:.60}")
+        if "plan" not in schedule.provenance:
             raise InputError("previous: provenance.plan is missing: the schedule is no plan")
-        document = decode(dict(previous.provenance), _Document, "previous: provenance")
+        document = decode(dict(schedule.provenance), _Document, "previous: provenance")
         names = {host.name for host in snapshot.cluster.hosts}
         starts = {}
         for one in document.plan:
