@@ -6,22 +6,28 @@ import asyncio
 import errno
 import json
 import os
+import random
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from depth import depth
-from hypothesis import settings
+from fastapi import FastAPI
+from hypothesis import settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from starlette.testclient import TestClient
 
+from benchmarks.service.hostile import damaged, fault
 from optsched import plan
 from optsched.bandwidth import Cluster, ClusterState, HostType
 from optsched.errors import Infeasible, InputError
+from optsched.plan.snapshot import from_tree
 from optsched.service import live as live_module
 from optsched.service.changes import Change
+from optsched.service.clusters import live_router
 from optsched.service.journal import Journal, StorageError
 from optsched.service.live import Conflict, Create, Live, LiveCluster
 
@@ -62,13 +68,11 @@ NAMES = st.sampled_from("abcde")
 GPU = st.integers(0, 11)
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(stateful.RuleBasedStateMachine):
     """A journal that is read again at any time, and rewritten often, next to plain sets."""
 
     def __init__(self) -> None:
         super().__init__()
-        import tempfile
-
         self.folder = tempfile.TemporaryDirectory()
         path = Path(self.folder.name) / "c.journal"
         self.live = LiveCluster.create(path, Create(id="create", snapshot=SNAPSHOT))
@@ -96,7 +100,7 @@ class Machine(RuleBasedStateMachine):
     def _free(self) -> set[int]:
         return set(range(12)).difference(self.down, *self.held.values())
 
-    @rule(name=NAMES, gpus=st.integers(1, 6))
+    @stateful.rule(name=NAMES, gpus=st.integers(1, 6))
     def start(self, name: str, gpus: int) -> None:
         """The job gets free GPUs, or the request is refused."""
         fails = name in self.held or gpus > len(self._free())
@@ -108,7 +112,7 @@ class Machine(RuleBasedStateMachine):
             self.held[name] = got
             self.waiting.pop(name, None)
 
-    @rule(name=NAMES, gpus=st.integers(1, 6))
+    @stateful.rule(name=NAMES, gpus=st.integers(1, 6))
     def submit(self, name: str, gpus: int) -> None:
         """Facts of a running job must agree with its GPUs."""
         fails = name in self.held and len(self.held[name]) != gpus
@@ -116,7 +120,7 @@ class Machine(RuleBasedStateMachine):
         if not fails and name not in self.held:
             self.waiting[name] = gpus
 
-    @rule(names=st.lists(NAMES, min_size=1, max_size=2))
+    @stateful.rule(names=st.lists(NAMES, min_size=1, max_size=2))
     def give(self, names: list[str]) -> None:
         """All of them end or wait no longer, or none."""
         fails = len({*names}) < len(names) or not self.held.keys() | self.waiting.keys() >= {*names}
@@ -124,14 +128,14 @@ class Machine(RuleBasedStateMachine):
         for name in () if fails else names:
             self.held.pop(name, None) or self.waiting.pop(name, None)
 
-    @rule(gpus=st.sets(GPU, min_size=1, max_size=3), up=st.booleans())
+    @stateful.rule(gpus=st.sets(GPU, min_size=1, max_size=3), up=st.booleans())
     def fail_or_repair(self, gpus: set[int], up: bool) -> None:
         """Jobs keep what is left of their GPUs."""
         self._make(False, **{"repair" if up else "fail": CLUSTER.written(gpus)})
         self.down = self.down - gpus if up else self.down | gpus
         self.held = {name: left for name, had in self.held.items() if (left := had - self.down)}
 
-    @rule(wanted=st.dictionaries(NAMES, st.sets(GPU, min_size=1, max_size=4), min_size=1))
+    @stateful.rule(wanted=st.dictionaries(NAMES, st.sets(GPU, min_size=1, max_size=4), min_size=1))
     def place(self, wanted: dict[str, set[int]]) -> None:
         """Jobs swap GPUs in one change."""
         kept = [had for name, had in self.held.items() if name not in wanted]
@@ -145,8 +149,8 @@ class Machine(RuleBasedStateMachine):
             self.held |= wanted
             self.waiting = {n: k for n, k in self.waiting.items() if n not in wanted}
 
-    @precondition(lambda self: self.last is not None)
-    @rule()
+    @stateful.precondition(lambda self: self.last is not None)
+    @stateful.rule()
     def repeat(self) -> None:
         """The same id gets the same answer; with another body or another version a refusal."""
         assert self.last is not None
@@ -160,7 +164,7 @@ class Machine(RuleBasedStateMachine):
         assert isinstance(third, Conflict) and third.version == self.version
         assert seen(self.live) == before
 
-    @rule()
+    @stateful.rule()
     def restart(self) -> None:
         """The journal restores everything."""
         before, path = seen(self.live), self.live._journal.path
@@ -168,7 +172,7 @@ class Machine(RuleBasedStateMachine):
         self.live = LiveCluster.open(path)
         assert seen(self.live) == before
 
-    @invariant()
+    @stateful.invariant()
     def agrees(self) -> None:
         """The state is that of the plain sets."""
         state = self.live.status.state
@@ -186,13 +190,9 @@ class Machine(RuleBasedStateMachine):
 
 def test_changes_against_plain_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any order of changes, repeats and restarts; a journal is rewritten after six changes."""
-    from hypothesis.stateful import run_state_machine_as_test
-
     monkeypatch.setattr(live_module, "IDS", 3)
-    run_state_machine_as_test(
-        Machine, settings=settings(max_examples=depth(25, 400), stateful_step_count=25,
-                                   deadline=None),
-    )  # fmt: skip
+    limits = settings(max_examples=depth(25, 400), stateful_step_count=25, deadline=None)
+    stateful.run_state_machine_as_test(Machine, settings=limits)
 
 
 def test_every_prefix_of_a_journal_and_every_damaged_byte(live: LiveCluster) -> None:
@@ -244,9 +244,9 @@ def test_full_disks_change_nothing(live: LiveCluster, monkeypatch: pytest.Monkey
         raise OSError(errno.EIO, "Input/output error")
 
     start = {"id": "2", "start": [plan.PlanJob(name="a", gpus=2)]}
-    for name, fault in (("os.write", full), ("optsched.service.journal._sync", broken)):
+    for name, call in (("os.write", full), ("optsched.service.journal._sync", broken)):
         with monkeypatch.context() as patch:
-            patch.setattr(name, fault)
+            patch.setattr(name, call)
             for _ in range(2):
                 found = live.commit([Change(**start), Change(id="3", give=["a"])])
                 assert all(isinstance(one, StorageError) for one in found)
@@ -267,53 +267,79 @@ def test_full_disks_change_nothing(live: LiveCluster, monkeypatch: pytest.Monkey
 
 def test_folders(tmp_path: Path) -> None:
     """One service a folder; journals of another cluster or version are refused."""
-    asyncio.run(_create(tmp_path))
     first = Live(tmp_path)
+    asyncio.run(_share_writes(first))
     code = (
-        "import sys, pathlib; from optsched.service.live import Live\n"
-        "try: Live(pathlib.Path(sys.argv[1]))\nexcept ValueError as error: print(error)"
+        "import sys, pathlib; from optsched.service.live import *; Live(pathlib.Path(sys.argv[1]))"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True)
-    assert "another service uses this folder" in done.stdout
+    assert "another service uses this folder" in done.stderr
     with pytest.raises(InputError, match="another service"):
         Live(tmp_path)
     first.close()
-    path = tmp_path / "c.journal"
-    path.rename(tmp_path / "d.journal")
+    path, other = tmp_path / "c.journal", tmp_path / "d.journal"
+    path.rename(other)
     with pytest.raises(InputError, match=r"d.journal:1: name: the journal of the cluster \"c\""):
         Live(tmp_path)
-    _, lines = Journal.open(tmp_path / "d.journal")
-    (tmp_path / "d.journal").unlink()
-    Journal.create(path, lines[0].replace(b"journal/1", b"journal/2")).close()
+    content = Journal.open(other)[1][0].replace(b"journal/1", b"journal/2")
+    Journal.create(other, content).close()
     with pytest.raises(InputError, match="newer"):
         Live(tmp_path)
-    blocked = tmp_path / "file"
-    blocked.touch()
     with pytest.raises(InputError, match="cannot be written"):
-        Live(blocked)
+        Live(other)
 
 
-async def _create(folder: Path) -> None:
-    """The same request again gets the first answer; hundreds of changes share few writes."""
-    live = Live(folder)
-    request = Create(id="x", snapshot=SNAPSHOT)
-    answers = await asyncio.gather(*(live.create("c", request) for _ in range(3)))
-    assert {*answers} == {b'{"version":0,"free":12}'}
-    with pytest.raises(Conflict, match="already"):
-        await live.create("c", Create(id="y", snapshot=SNAPSHOT))
-    (folder / "e.journal").touch()
-    with pytest.raises(InputError, match="exists"):
-        await live.create("e", request)
-    (folder / "e.journal").unlink()
-    for name in ("", "../c", ".c", "c/d", "c" * 65):
-        with pytest.raises(InputError, match="letters"):
-            await live.create(name, request)
-    cluster = live.clusters["c"]
+async def _share_writes(live: Live) -> None:
+    await live.create("c", Create(id="x", snapshot=SNAPSHOT))
     changes = [Change(id=f"{k}", fail="n01:0") for k in range(300)]
-    found = await asyncio.gather(*map(cluster.change, changes))
+    found = await asyncio.gather(*map(live.clusters["c"].change, changes))
     assert [json.loads(one)["version"] for one in found] == [*range(1, 301)]
-    live.close()
-    assert (folder / "c.journal").read_bytes().count(b"\n") < 30
+    assert (live.folder / "c.journal").read_bytes().count(b"\n") < 30
+
+
+def test_endpoints(tmp_path: Path) -> None:
+    """Answers, refusals by status and field, and the same after the application has ended."""
+    app, live = FastAPI(), Live(tmp_path)
+    app.include_router(live_router(live))
+    create = {"id": "x", "snapshot": SNAPSHOT}
+    start = {"id": "1", "start": [{"name": "a", "gpus": 3}], "version": 0}
+    with TestClient(app) as client:
+
+        def post(path: str, **body: Any) -> tuple[int, Any]:
+            reply = client.post(f"/v1/clusters/{path}", json=body)
+            found = reply.json()
+            return reply.status_code, found.get("error", {}).get("field", found)
+
+        for _ in range(2):
+            assert post("c", **create) == (200, {"version": 0, "free": 12})
+            assert post("c/changes", **start)[1]["free"] == 9
+        (tmp_path / "e.journal").touch()
+        for path, body, expected in (
+            ("c", create | {"id": "y"}, (409, "name")), (".c", create, (400, "name")),
+            ("c" * 65, create, (400, "name")), ("e", create, (400, "name")),
+            ("d/changes", start, (404, "name")), ("d/plan", {}, (404, "name")),
+            ("c/changes", start | {"id": "1", "version": 1}, (409, "id")),
+            ("c/changes", start | {"id": "2"}, (409, "version")),
+            ("c/changes", {"id": "3"}, (400, "change")),
+            ("c/changes", {"id": "4", "start": [{"name": "b", "gpus": 10}]}, (409, "b")),
+            ("c/changes", {"id": "5", "place": {"a": "n01"}}, (400, "place.a")),
+            ("c/plan", {"snapshot": {}}, (400, "body")),
+        ):  # fmt: skip
+            assert post(path, **body) == expected, (path, body)
+        (tmp_path / "e.journal").unlink()
+        rng = random.Random(3)
+        for k in range(depth(100)):
+            body = start | {"id": f"f{k}", "version": 1, "fail": "n02", "place": {"a": "n01:0-2"}}
+            path, body = rng.choice([("c/changes", body), ("c", create)])
+            reply = client.post(f"/v1/clusters/{path}", content=damaged(rng, body))
+            assert fault(reply.status_code, reply.content) == ""
+        present = client.get("/v1/clusters/c").json()
+        assert present["version"] == live.clusters["c"].status.version
+        assert from_tree(present["snapshot"], "answer").state.jobs
+        assert client.get("/v1/clusters").json() == {"c": present["version"]}
+    again = Live(tmp_path)
+    assert seen(again.clusters["c"]) == seen(live.clusters["c"])
+    again.close()
 
 
 def test_kills(tmp_path: Path) -> None:
@@ -322,4 +348,3 @@ def test_kills(tmp_path: Path) -> None:
                "--folder", str(tmp_path)]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "'kills'" in done.stdout, done.stderr[-2000:]
-    print(done.stdout)
