@@ -29,6 +29,7 @@ RAW = (
     b"", b"null", b"7", b'"x"', b"[]", b"{}", b"\xff\xfe", b"\x00", b"{" * 500, b"[" * 100_000,
     b'{"a":' * 300 + b"1" + b"}" * 300, b'{"gpus": NaN}', b'{"gpus": 1e999}', b'{"gpus": Infinity}',
     b'{"gpus": 1, "gpus": 2}', b'{"id": "\\ud800"}', b"1" * 5000, b'{"gpus": ' + b"9" * 5000 + b"}",
+    b'{"gpus": "' + b'\\"' * 9999 + b"[" * 70,
     b'\xef\xbb\xbf{"gpus": 2}', b"<xml/>", b"gpus=2", b'{"gpus": 2,}', b"{'gpus': 2}",
 )  # fmt: skip
 

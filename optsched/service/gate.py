@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import re
 from base64 import b64decode
 from contextlib import suppress
 from time import perf_counter
@@ -29,6 +30,9 @@ PATHS: Final = {name: f"/v1/{name.replace('_', '-')}" for name in QUERIES}
 """Path of every query."""
 
 _QUICK: Final = {PATHS[name]: name for name, query in QUERIES.items() if query.quick}
+
+_LONG: Final = re.compile(rb'"(?:best|deadline|explain)"')
+"""Fields with which a small decision may take long."""
 
 
 class Metrics:
@@ -95,23 +99,28 @@ class Gate:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or refuse the request, or hand it on with its whole body."""
-        headers = dict(scope["headers"])
+        headers, body = dict(scope["headers"]), b""
         reply = self._refused(scope, headers)
-        body: bytes | None = b""
         if reply is None:
-            reply, body = await self._body(headers, receive)
+            read = await self._body(headers, receive)
+            if read is None:
+                return
+            reply, body = read
         name = _QUICK.get(scope["path"]) if scope["method"] == "POST" else None
-        if reply is None and name and body is not None and len(body) <= self.settings.quick_body:
+        if reply is None and name and self._is_quick(body):
             reply = answer(name, body, self.settings.timeout)
         if reply is not None:
             await respond(reply, send)
-        elif body is not None:
-            ready: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+            return
+        ready: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-            async def replay() -> Message:
-                return ready.pop() if ready else await receive()
+        async def replay() -> Message:
+            return ready.pop() if ready else await receive()
 
-            await self.app(scope, replay, send)
+        await self.app(scope, replay, send)
+
+    def _is_quick(self, body: bytes) -> bool:
+        return len(body) <= self.settings.quick_body and not _LONG.search(body)
 
     def _refused(self, scope: Scope, headers: dict[bytes, bytes]) -> Reply | None:
         settings = self.settings
@@ -139,28 +148,26 @@ class Gate:
 
     async def _body(
         self, headers: dict[bytes, bytes], receive: Receive
-    ) -> tuple[Reply | None, bytes | None]:
-        """Return a refusal, or the body; neither if the client has gone."""
-        most, parts, size = self.settings.max_body, list[bytes](), 0
+    ) -> tuple[Reply | None, bytes] | None:
+        """Return a refusal, or the body; None if the client has gone."""
+        most, limit, parts = self.settings.max_body, self.settings.timeout, list[bytes]()
         length = headers.get(b"content-length", b"0")
-        size = int(length) if length.isdigit() else 0
+        size = int(length) if length.isdigit() and int(length) > most else 0
         try:
-            with anyio.fail_after(self.settings.timeout):
-                more = size <= most
-                size = 0 if more else size
-                while more:
+            with anyio.fail_after(limit):
+                while size <= most:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return None, None
+                        return None
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
-                    more = message.get("more_body", False) and size <= most
+                    if not message.get("more_body", False):
+                        break
         except TimeoutError:
-            message = f"expected the whole body within {self.settings.timeout:g} seconds"
-            return refusal(408, "body", None, message), None
+            return refusal(408, "body", None, f"expected the whole body within {limit:g} s"), b""
         if size > most:
             text = f"expected at most {most} bytes, got {size} or more; see --max-body"
-            return refusal(413, "body", size, text), None
+            return refusal(413, "body", size, text), b""
         return None, b"".join(parts)
 
 

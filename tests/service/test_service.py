@@ -6,6 +6,7 @@ import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -60,7 +61,7 @@ async def die(request: Request) -> Response:
 @pytest.fixture(scope="module")
 def running() -> Iterator[TestClient]:
     """A service with one worker, and endpoints that misuse it."""
-    settings = Settings(workers=1, queue=1, timeout=2, quick_body=2000, max_body=100_000)
+    settings = Settings(workers=1, queue=1, timeout=20, quick_body=2000, max_body=100_000)
     with TestClient(create_app(settings, [router]), base_url="http://localhost") as found:
         yield found
 
@@ -74,6 +75,12 @@ def metric(found: TestClient, name: str) -> float:
     """The value of a line of /v1/metrics."""
     lines = found.get("/v1/metrics").text.splitlines()
     return next((float(one.split()[-1]) for one in lines if one.startswith(f"{name} ")), 0.0)
+
+
+def until(condition: Any) -> None:
+    """Poll a condition."""
+    while not condition():
+        time.sleep(0.01)
 
 
 def answered(found: TestClient, path: str, body: Any) -> Any:
@@ -236,20 +243,28 @@ def test_dead_workers_are_replaced(running: TestClient) -> None:
     assert metric(running, 'optsched_workers_lost_total{why="died"}') == 1
 
 
-def test_long_requests_queue_and_are_stopped(running: TestClient) -> None:
-    """One runs, one queues, others are refused; what takes too long is stopped."""
+def test_long_requests_queue(running: TestClient) -> None:
+    """One runs, one queues, others are refused; small decisions do not queue."""
     with ThreadPoolExecutor(4) as threads:
-        sent = [threads.submit(running.post, "/v1/test/sleep/30", json={})]
-        while metric(running, "optsched_workers_busy") < 1:
-            time.sleep(0.01)
+        sent = [threads.submit(running.post, "/v1/test/sleep/4", json={})]
+        until(lambda: metric(running, "optsched_workers_busy") == 1)
         sent.append(threads.submit(running.post, "/v1/test/sleep/0", json={}))
-        while metric(running, "optsched_queue") < 1:
-            time.sleep(0.01)
+        until(lambda: metric(running, "optsched_queue") == 1)
         refused(running.post("/v1/test/sleep/0", json={}), 503, "workers")
         assert running.post("/v1/choose", json=QUERIES["choose"].example).status_code == 200
-        refused(sent[0].result(), 422, "body")
-        assert sent[1].result().status_code in (200, 503)
+        assert [one.result().status_code for one in sent] == [200, 200]
+
+
+def test_work_beyond_the_limit_is_stopped(
+    running: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker is replaced."""
+    state = running.app.state  # type: ignore[attr-defined]
+    with monkeypatch.context() as patch:
+        patch.setattr(state.workers, "_settings", replace(state.settings, timeout=0.1))
+        refused(running.post("/v1/test/sleep/30", json={}), 422, "body")
     assert answered(running, "/v1/test/sleep/0", {}).status_code == 200
+    assert metric(running, 'optsched_workers_lost_total{why="timeout"}') == 1
 
 
 def test_schemas_are_complete_and_accept_the_examples() -> None:
