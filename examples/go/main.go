@@ -20,6 +20,10 @@ type changed struct {
 }
 
 func main() {
+	if len(os.Args) != 3 {
+		fmt.Fprintln(os.Stderr, "usage: go run . http://127.0.0.1:8765 CLUSTER")
+		os.Exit(2)
+	}
 	client := Client{URL: os.Args[1], Token: os.Getenv("OPTSCHED_TOKEN")}
 	client.HTTP.Timeout = 10 * time.Second
 	path := "/v1/clusters/" + os.Args[2] + "/changes"

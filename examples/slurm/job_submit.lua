@@ -22,11 +22,11 @@ local function count(tres)
   return tonumber(tres:match("gpu[^,]-[:=](%d+)$") or tres:match("gpu[^,]-[:=](%d+),") or 1)
 end
 
-function slurm_job_submit(job, partitions, uid)
-  if job.comment ~= "optsched" or job.req_nodes then return slurm.SUCCESS end
+local function choose(job, uid)
+  if job.comment ~= "optsched" or job.req_nodes then return end
   local nodes = (job.min_nodes and job.min_nodes < slurm.NO_VAL) and job.min_nodes or 1
   local each, total = count(job.tres_per_node), count(job.tres_per_job)
-  if each + total == 0 then return slurm.SUCCESS end
+  if each + total == 0 then return end
   local gpus, pod = total, 1
   if each > 0 then gpus, pod = each * nodes, each end
   local name = string.format("submit-%d-%d-%d", uid, os.time(), math.random(1, 10 ^ 9))
@@ -50,6 +50,11 @@ function slurm_job_submit(job, partitions, uid)
       slurm.log_user("optsched: runs on %s", job.req_nodes)
     end
   end
+end
+
+function slurm_job_submit(job, partitions, uid)
+  local good, fault = pcall(choose, job, uid)
+  if not good then slurm.log_info("optsched: %s", fault) end
   return slurm.SUCCESS
 end
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import time
 import uuid
 from contextlib import suppress
@@ -12,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from optsched.errors import Infeasible, InputError, InternalError, MissingExtra, OptschedError
-from optsched.io.values import integer, number
+from optsched.io.values import integer, label, number
 
 try:
     import httpx
@@ -77,12 +79,14 @@ class Client:
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
             raise InputError(f"url: expected one such as http://127.0.0.1:8765, got {url!r:.60}")
         token = os.environ.get("OPTSCHED_TOKEN") if token is None else token
+        if token and not (isinstance(token, str) and re.fullmatch("[!-~]+", token)):
+            raise InputError("token: expected visible ASCII characters without spaces")
         headers = {"content-type": "application/json"}
         headers |= {"authorization": f"Bearer {token}"} if token else {}
         try:
             self._http = httpx.Client(base_url=url, timeout=timeout, headers=headers)
-        except (httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise InputError(f"url, token: {error}") from None
+        except httpx.InvalidURL as error:
+            raise InputError(f"url: {error}, got {url!r:.60}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -104,7 +108,7 @@ class Client:
 
     def create(self, cluster: str, snapshot: ClusterSnapshot, **more: Any) -> int:
         """Start a live cluster; return its version."""
-        document = msgspec.Raw(snapshot.to_json())
+        document = msgspec.json.decode(snapshot.to_json())
         body = {"id": uuid.uuid4().hex, "snapshot": document, **more}
         version: int = self._send("POST", _path(cluster), body)["version"]
         return version
@@ -137,7 +141,9 @@ class Client:
 
     def _send(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         try:
-            content = None if body is None else msgspec.json.encode(body)
+            content = None
+            if body is not None:  # msgspec's encoder would send null for NaN
+                content = json.dumps(msgspec.to_builtins(body), allow_nan=False).encode()
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InputError(f"body: expected JSON ({error})") from None
         reason = ""
@@ -155,7 +161,7 @@ class Client:
 
 
 def _path(cluster: str) -> str:
-    return f"/v1/clusters/{quote(cluster, safe='')}"
+    return f"/v1/clusters/{quote(label('cluster', cluster), safe='')}"
 
 
 def _result(answer: httpx.Response) -> dict[str, Any]:

@@ -99,6 +99,12 @@ def test_python_client(client: Client, cluster: str, url: str) -> None:
     with pytest.raises(Refused, match="token") as error:
         Client(url, token="another-token-of-20").read(cluster)
     assert error.value.status == 401
+    for wrong in ({"bandwidth": float("nan")}, {"level": object()}):
+        with pytest.raises(InputError, match="body: expected JSON"):
+            client.take(cluster, {"name": "b", "gpus": 1, **wrong})
+    for wrong in ({"url": "localhost"}, {"token": "a\nb"}, {"timeout": 0}, {"retries": True}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))}: expected"):
+            Client(**wrong)  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="tried 2 times"):
         Client("http://127.0.0.1:9", retries=1).read(cluster)
 
