@@ -53,28 +53,36 @@ def stream(
     cluster: Annotated[Path | None, option("Of --state: optsched.cluster/1.")] = None,
     model: Annotated[Path | None, option("Of --state: optsched.bandwidth/1.")] = None,
     state: Annotated[Path | None, option("For requests that name none: optsched.state/1.")] = None,
+    snapshot: Annotated[Path | None, option("Instead of --state: optsched.snapshot/1.")] = None,
     traffic: Annotated[str, option("Demands of jobs: given, idle, moderate, heavy.")] = "given",
     output: OptionalOutput = None,
 ) -> None:
     """Answer every line, in order; a refused one gets an error, and the stream goes on.
 
     A line is {"id": 1, "do": "choose", "gpus": 8}; {"do": "help"} lists all values of "do". -o
-    writes --state after all requests if none was refused; else the exit code is 1.
+    writes the state after all requests if none was refused; else the exit code is 1.
 
     Example: optsched stream requests.jsonl --cluster c.json --state s.json
     """
-    check_outputs([output], [file, cluster, model, state])
+    check_outputs([output], [file, cluster, model, state, snapshot])
     from optsched.bandwidth import ClusterState
     from optsched.cli.choose import read_bandwidths
-    from optsched.service.stream import OpenState, Session
+    from optsched.plan import ClusterSnapshot
+    from optsched.service.stream import OpenSnapshot, OpenState, Session
 
     session = Session()
-    if state is not None:
+    if snapshot is not None:
+        if any((cluster, model, state, traffic != "given")):
+            raise InputError("snapshot: has cluster and state; give it alone")
+        session.states[""] = OpenSnapshot(ClusterSnapshot.read(snapshot), None)
+    elif state is not None:
         known = read_bandwidths(cluster, model)
         running = ClusterState.read(state, known.cluster)
         session.states[""] = OpenState(known, running, traffic=traffic)
     elif cluster is not None or model is not None or output is not None:
-        raise InputError("state: missing; --cluster, --model and -o belong to --state")
+        raise InputError(
+            "state: missing; --cluster, --model and -o go with a state"
+        )
     given = None if file is None or str(file) == "-" else read_bytes(file).split(b"\n")
     for line in sys.stdin.buffer if given is None else given:
         if line.strip():
@@ -83,4 +91,4 @@ def stream(
     if session.refused:
         raise typer.Exit(1)
     if output is not None:
-        session.states[""].state.write(output)
+        session.states[""].write(output)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
+from time import time
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -12,17 +14,21 @@ from optsched.bandwidth.models import model_document
 from optsched.bandwidth.placement.document import policy_from_tree
 from optsched.bandwidth.topology import documents
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
-from optsched.errors import InputError
+from optsched.errors import Infeasible, InputError
 from optsched.io.strict_json import decode, format_json
 from optsched.io.values import did_you_mean
+from optsched.plan.snapshot import from_tree as snapshot_from_tree
 from optsched.service import requests
 from optsched.service.answers import Reply, replied
+from optsched.service.changes import Change, Decision, Status
 from optsched.service.requests import QUERIES, Document, Id
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from optsched.bandwidth import BandwidthModel, ClusterState
+    from optsched.plan import ClusterSnapshot
 
 
 class _OnState(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -39,8 +45,10 @@ class _Search(_OnState, kw_only=True):
 class Open(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Name a state; later requests refer to it, and change it."""
 
-    state: Document
+    state: Document | None = None
     """``optsched.state/1``."""
+    snapshot: Document | None = None
+    """``optsched.snapshot/1`` instead: jobs with facts, which `Change` changes."""
     name: str = ""
     """By default, the state of requests that name none."""
     cluster: Document | None = None
@@ -113,6 +121,13 @@ class Read(_OnState, kw_only=True):
     """Return the state as a document."""
 
 
+class _ChangeOf(Change, kw_only=True, frozen=True):
+    """A change of a state that was opened from a snapshot."""
+
+    state: str = ""
+    id: int | str | None = None  # type: ignore[assignment]
+
+
 class OpenState:
     """A state and the dispatchers of its cluster, by rules."""
 
@@ -136,9 +151,14 @@ class OpenState:
             return self.default
         return self._of(policy_from_tree(rules, "policy"))
 
+    def check_change(self, verb: str) -> None:
+        """Refuse a change that this state does not take."""
+
     def choose(self, body: Choose) -> Any:
         """Choose, and start the job if there is one."""
         chooser = self.dispatcher(body.policy)
+        if body.job is not None:
+            self.check_change("choose with a job")
         if body.best is not None and body.job is not None:
             raise InputError("job: expected none with best; a job starts on one choice")
         if body.demand is not None and body.job is None:
@@ -158,6 +178,7 @@ class OpenState:
 
     def gang(self, body: Gang) -> Any:
         """Choose for all jobs, and start them."""
+        self.check_change("gang")
         chooser, state = self.dispatcher(body.policy), self.state
         found = chooser.gang(state, body.jobs, body.deadline)
         for name, one in found.items():
@@ -206,12 +227,59 @@ class OpenState:
         """Return the state."""
         return {"state": msgspec.Raw(documents.state_json(self.state))}
 
+    def change(self, body: _ChangeOf) -> Any:
+        """Make several changes or none."""
+        raise InputError("do: change goes with a snapshot; this state has take, give, move, fail")
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the state."""
+        self.state.write(path)
+
     def _after(self, verb: str, *given: Any) -> dict[str, Any]:
         """Change the state by one of its methods."""
+        self.check_change(verb)
         if verb in ("fail", "repair") and not given[0]:
             raise InputError("gpus: expected GPUs such as 'n01:0-3 n02', got none")
         self.state = getattr(self.state, verb)(*given)
         return {"free": len(self.state.free)}
+
+
+class OpenSnapshot(OpenState):
+    """A live cluster in memory; the answers are those of the service to the same changes."""
+
+    def __init__(self, snapshot: ClusterSnapshot, model: Document | None) -> None:
+        known: BandwidthModel = BottleneckBandwidth(snapshot.cluster)
+        if model is not None:
+            known = model_document.from_tree(model, "model", snapshot.cluster)
+            moved = replace(snapshot.state, cluster=known.cluster)
+            snapshot = replace(snapshot, state=moved)
+        super().__init__(known, snapshot.state)
+        self.status, self.model_document = Status.of(snapshot, 0, int(time())), model
+        self._by_policy: dict[Policy, Dispatcher] = {}
+
+    def change(self, body: _ChangeOf) -> Any:
+        """Make several changes or none."""
+        if body.version not in (None, self.status.version):
+            raise Infeasible(f"version: expected {self.status.version}, got {body.version}")
+        made = Decision(self.status, self.model, self._by_policy).make(body)
+        self.status, self.state = made.status, made.status.state
+        return made.answer
+
+    def read(self, body: Read) -> Any:
+        """Return the snapshot of this moment, and its version."""
+        return {"snapshot": msgspec.Raw(self.present()), "version": self.status.version}
+
+    def present(self) -> bytes:
+        """Return the snapshot of this moment as a document."""
+        return self.status.snapshot("").to_json()
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the snapshot of this moment."""
+        self.status.snapshot("").write(path)
+
+    def check_change(self, verb: str) -> None:
+        """Refuse changes without facts of jobs."""
+        raise InputError(f"do: expected change to change a snapshot, got {verb}")
 
 
 ON_STATE: Final[dict[str, tuple[Any, Callable[[OpenState, Any], Any]]]] = {
@@ -220,7 +288,8 @@ ON_STATE: Final[dict[str, tuple[Any, Callable[[OpenState, Any], Any]]]] = {
     "take": (Take, OpenState.take), "give": (Give, OpenState.give),
     "resize": (Move, OpenState.resize), "move": (Move, OpenState.move),
     "fail": (Fail, OpenState.fail), "repair": (Fail, OpenState.repair),
-    "read": (Read, OpenState.read),
+    "read": (Read, lambda found, body: found.read(body)),
+    "change": (_ChangeOf, lambda found, body: found.change(body)),
 }  # fmt: skip
 """Bodies and functions of the requests to an open state."""
 
@@ -265,20 +334,37 @@ class Session:
             return {"do": {name: _fields(name) for name in VERBS}}
         if verb == "open":
             return self._open(decode(tree, Open, "body"))
+        if verb in ("plan", "clear") and "snapshot" not in tree:
+            live = self._state(tree.pop("state", ""))
+            if not isinstance(live, OpenSnapshot):
+                raise InputError("state: expected one that was opened from a snapshot")
+            tree |= {"snapshot": msgspec.json.decode(live.present()), "model": live.model_document}
         if verb not in ON_STATE or (verb in QUERIES and not self._is_open(tree.get("state", ""))):
             return QUERIES[verb].answer(tree, "body")
         kind, function = ON_STATE[verb]
         body = decode(tree, kind, "body")
-        if (found := self.states.get(body.state)) is None:
+        return function(self._state(body.state), body)
+
+    def _state(self, name: Any) -> OpenState:
+        found = self.states.get(name) if isinstance(name, str) else None
+        if found is None:
             known = ", ".join(sorted(filter(None, self.states))) or "none has a name"
-            got = format_json(body.state)
+            got = format_json(name)
             raise InputError(f"state: expected the name of an open state ({known}), got {got}")
-        return function(found, body)
+        return found
 
     def _is_open(self, name: Any) -> bool:
         return isinstance(name, str) and (name != "" or "" in self.states)
 
     def _open(self, body: Open) -> Any:
+        if (body.state is None) == (body.snapshot is None):
+            raise InputError("state: expected either state or snapshot")
+        if body.snapshot is not None:
+            if body.cluster is not None or body.policy is not None or body.traffic != "given":
+                raise InputError("snapshot: expected neither cluster, policy nor traffic with it")
+            found = OpenSnapshot(snapshot_from_tree(body.snapshot, "snapshot"), body.model)
+            self.states[body.name] = found
+            return {"version": 0, "free": len(found.state.free)}
         before = self.states.get(body.name)
         model: BandwidthModel
         if body.model is not None:
@@ -301,7 +387,8 @@ def _fields(verb: str) -> list[str]:
     kinds = [QUERIES[verb].body] if verb in QUERIES else []
     kinds += [ON_STATE[verb][0]] if verb in ON_STATE else []
     kinds += [Open] if verb == "open" else []
-    return list(dict.fromkeys(name for kind in kinds for name in kind.__struct_fields__))
+    names = ["state"] if verb in ("plan", "clear") else []
+    return list(dict.fromkeys([*names, *(name for one in kinds for name in one.__struct_fields__)]))
 
 
 def _cluster(tree: Document) -> Any:

@@ -10,6 +10,8 @@ import pytest
 
 import optsched
 from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Dispatcher, Policy
+from optsched.plan import ClusterSnapshot
+from optsched.service.requests import QUERIES
 from optsched.service.stream import VERBS
 
 if TYPE_CHECKING:
@@ -150,6 +152,33 @@ def test_bad_lines(site: Cli) -> None:
     assert answers[-2]["error"]["message"] == "gpus: requested 400, free 20"
     assert answers[-1] == {"state": json.loads(Path("s.json").read_text())}
     assert not Path("after.json").exists()
+
+
+def test_a_snapshot_and_its_changes(cli: Cli) -> None:
+    """Plans, moves and changes of the present state; what knows no facts of jobs is refused."""
+    snapshot = QUERIES["plan"].example["snapshot"]
+    Path("now.json").write_text(json.dumps(snapshot))
+    moved = {"do": "change", "place": {"b": "n0:2,3"}, "version": 0}
+    rows: list[tuple[dict[str, Any], str | int, Any]] = [
+        ({"do": "clear", "request": "c"}, "plans", 1),
+        ({"do": "change", "start": ["c"]}, "code", 409),
+        ({"do": "give", "job": "a"}, "code", 400),
+        ({"do": "choose", "gpus": 1, "job": "x"}, "code", 400),
+        (moved, "version", 1), (moved, "code", 409),
+        ({"do": "change", "start": ["c"], "id": "s"}, "version", 2),
+        ({"do": "plan"}, "plan", 0),
+        ({"do": "open", "name": "b", "snapshot": snapshot}, "free", 4),
+        ({"do": "plan", "state": "b"}, "plan", 1), ({"do": "plan", "state": "c"}, "code", 400),
+    ]  # fmt: skip
+    lines = [json.dumps(row) for row, *_ in rows]
+    answers = stream(cli, lines, "--snapshot", "now.json", code=1)
+    for (row, key, expected), answer in zip(rows, answers, strict=True):
+        found = answer[key]
+        assert (len(found) if isinstance(found, list) else found) == expected, (row, answer)
+    answers = stream(cli, [lines[4], lines[6]], "--snapshot", "now.json", "-o", "then.json")
+    assert answers[-1]["started"]["c"]["gpus"] == "n1:0-3" and answers[-1]["id"] == "s"
+    held = {job.name: job.gpus for job in ClusterSnapshot.read("then.json").state.jobs}
+    assert held == {"a": (0, 1), "b": (2, 3), "c": (4, 5, 6, 7)}
 
 
 def test_queries_without_a_state(cli: Cli) -> None:
