@@ -93,7 +93,7 @@ def answer(name: str, data: bytes, limit: float) -> Reply:
     query = QUERIES[name]
 
     def call(tree: Any) -> Any:
-        if isinstance(tree, dict) and "time_limit" in query.body.__struct_fields__:
+        if isinstance(tree, dict) and "time_limit" in getattr(query.body, "__struct_fields__", ()):
             given = tree.setdefault("time_limit", min(10.0, limit))
             if type(given) in (int, float) and given > limit:
                 raise InputError(f"time_limit: expected seconds <= {limit:g}, got {given!r:.60}")

@@ -245,14 +245,6 @@ def _dispatcher(body: OnCluster, name: str) -> tuple[Dispatcher, ClusterState]:
     return found, documents.state_from_tree(body.state, found.cluster, f"{name}: state")
 
 
-class Decide(msgspec.Struct, kw_only=True):
-    """``optsched.decide/1``: a resource pool with its settings, or several in `pools`."""
-
-    format: str
-    id: Id = None
-    pools: list[Document] | None = None
-
-
 def decide(tree: Any, name: str) -> Any:
     """Answer a document ``optsched.decide/1`` by ``optsched.decision/1``."""
     from optsched.cluster.determined import decide as decide_pools
@@ -519,7 +511,7 @@ QUERIES: Final = {
     "scores": Query("Score every host for a request.", Scores, Scored, scores, _NOW, quick=True),
     "what_if": Query("Compare a choice of GPUs with the best one.", WhatIf, Compared, what_if,
                      _NOW | {"gpus": "n0:2 n1:2"}, quick=True),
-    "decide": Query("Decide as Determined's schedulers or Kubernetes do.", Decide, "decision",
+    "decide": Query("Decide as Determined's schedulers or Kubernetes do.", "decide", "decision",
                     decide, _POOL, quick=True),
     "verify": Query("Check a schedule independently of every solver.", Verify, Verified, verify,
                     {"schedule": _SCHEDULE}, quick=True),

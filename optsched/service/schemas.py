@@ -17,6 +17,7 @@ _REF: Final = "#/components/schemas/"
 DOCUMENTS: Final = {
     "bandwidth": "bandwidth.models.model_document:_Document",
     "cluster": "bandwidth.topology.documents:_Cluster",
+    "decide": "cluster.determined.decisions:Pool State",
     "decision": "cluster.determined.document:Answer",
     "jobarray": "problems.jobarray.document:_Document",
     "jobshop": "problems.jobshop.document:_Document",
@@ -98,10 +99,10 @@ def components() -> dict[str, Any]:
     """Return the schemas of all documents and messages, for ``components.schemas``."""
     found: dict[str, Any] = {}
     for name, place in DOCUMENTS.items():
-        module, _, attribute = place.partition(":")
-        kind = getattr(import_module(f"optsched.{module}"), attribute)
+        module, _, kinds = place.partition(":")
+        loaded = import_module(f"optsched.{module}")
         (top, *_), parts = msgspec.json.schema_components(
-            [kind], ref_template=f"{_REF}{name}.{{name}}"
+            [getattr(loaded, kind) for kind in kinds.split()], ref_template=f"{_REF}{name}.{{name}}"
         )
         title = top["$ref"].rpartition(".")[2]
         text = msgspec.json.encode({f"{name}.{key}": one for key, one in parts.items()}).decode()
@@ -110,6 +111,13 @@ def components() -> dict[str, Any]:
             made[name]["properties"][member] = reference(other)
         made[name]["title"] = f"optsched.{name}/1"
         found |= made
+    pool, state = found["decide"], found.pop("decide.State")
+    pool |= {"properties": pool["properties"] | state["properties"], "required": ["format"]}
+    del pool["properties"]["state"]  # its members are those of the document
+    pool["properties"] |= {
+        "format": {"const": "optsched.decide/1"}, "id": {"type": ["integer", "string", "null"]},
+        "pools": {"type": "array", "items": {"type": "object"}},
+    }  # fmt: skip
     _, parts = msgspec.json.schema_components([*_messages.values()], ref_template=f"{_REF}{{name}}")
     return found | parts
 
