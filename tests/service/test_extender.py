@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -11,7 +10,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Host, HostType
+from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Host, HostType, Job
 from optsched.errors import Infeasible, InputError
 from optsched.plan import ClusterSnapshot, PlanJob
 from optsched.plan.starts import start_one
@@ -19,9 +18,13 @@ from optsched.service.app import create_app
 from optsched.service.extender import Extender, routes
 from optsched.service.settings import Settings
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 GPU = "nvidia.com/gpu"
+NAMES = ("n0", "n1", "n2", "n3", "n4", "n5")
 RACKS = Cluster(
-    tuple(Host(f"n{i}", "h100", (f"r{i // 3}",)) for i in range(6)), 
+    tuple(Host(name, "h100", (f"r{i // 3}",)) for i, name in enumerate(NAMES)),
     (HostType("h100", 8, nic_rate=50.0),), ("rack",), uplinks={"rack": 25.0},
 )  # fmt: skip
 
@@ -72,152 +75,138 @@ def node(name: str, rack: str, gpus: int = 8) -> dict[str, Any]:
 
 
 class Kube:
-    """The part of kube-scheduler around an extender: counts of free GPUs by node."""
+    """The part of kube-scheduler around an extender; `free` has GPUs by node."""
 
-    def __init__(self, free: dict[str, int], live: bool) -> None:
-        self.free, self.by_name = dict(free), live
-        self.at: dict[str, list[tuple[str, int]]] = {}
-        model = BottleneckBandwidth(RACKS)
+    def __init__(self, *free: int, live: bool = True) -> None:
+        ids = {name: RACKS.machine(name) for name in NAMES}
+        self.down = {gpu for name, n in zip(NAMES, free, strict=True) for gpu in ids[name][n:]}
+        self.owner: dict[int, str] = {}
+        self.live, model = live, BottleneckBandwidth(RACKS)
         self.extender = Extender(lambda: (model, self.state()) if live else None)
+
+    def free(self, name: str) -> list[int]:
+        """Free GPUs of a node."""
+        return [gpu for gpu in RACKS.machine(name) if gpu not in self.down | self.owner.keys()]
 
     def state(self) -> ClusterState:
         """The state that a service with all pods would have."""
         jobs: dict[str, list[int]] = {}
-        first = {name: RACKS.machine(name)[0] for name in self.free}
-        down = [g for name in first for g in RACKS.machine(name)]
-        for job, placed in self.at.items():
-            for name, gpus in placed:
-                jobs.setdefault(f"team-a/{job}", []).extend(range(first[name], first[name] + gpus))
-                first[name] += gpus
-        free = [g for name, n in self.free.items() for g in range(first[name], first[name] + n)]
-        held = {name: RACKS.written(ids) for name, ids in jobs.items()}
-        down = set(down).difference(free, *jobs.values())
-        return ClusterState.parse(RACKS, RACKS.written(free), held, RACKS.written(down))
+        for gpu, job in self.owner.items():
+            jobs.setdefault(f"team-a/{job}", []).append(gpu)
+        free = [gpu for name in NAMES for gpu in self.free(name)]
+        held = tuple(Job(name, tuple(ids)) for name, ids in jobs.items())
+        return ClusterState(RACKS, tuple(free), held, tuple(self.down))
 
-    def body(self, one: dict[str, Any]) -> dict[str, Any]:
-        """An ExtenderArgs with the nodes that fit."""
+    def end(self, job: str, nodes: Iterable[str] = NAMES) -> None:
+        """End the pods of a job on some nodes."""
+        gone = {gpu for name in nodes for gpu in RACKS.machine(name)}
+        self.owner = {g: name for g, name in self.owner.items() if g not in gone or name != job}
+
+    def filter(self, one: dict[str, Any], names: Iterable[str] = NAMES) -> dict[str, Any]:
+        """The answer about the nodes that fit."""
         need = int(one["spec"]["containers"][0]["resources"]["limits"][GPU])
-        fit = [name for name, free in self.free.items() if free >= need]
-        items = [node(name, f"r{int(name[1]) // 3}") for name in fit]
-        if self.by_name:
-            return {"Pod": one, "Nodes": None, "NodeNames": fit}
-        return {"Pod": one, "Nodes": {"metadata": {}, "items": items or None}, "NodeNames": None}
-
-    def filter(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The answer as Go decodes it."""
+        fit = [name for name in names if name not in NAMES or len(self.free(name)) >= need]
+        nodes = {"metadata": {}, "items": [node(n, f"r{NAMES.index(n) // 3}") for n in fit] or None}
+        body = {"Pod": one, "Nodes": nodes, "NodeNames": None}
+        if self.live:
+            body |= {"Nodes": None, "NodeNames": fit}
         found: dict[str, Any] = msgspec.to_builtins(self.extender.filter(body))
-        return found
+        passed = found["NodeNames"]
+        if not self.live and not found["Error"]:
+            items = found["Nodes"]["items"]
+            assert all(item in nodes["items"] for item in items)  # type: ignore[operator]
+            passed = [item["metadata"]["name"] for item in items]
+        scores = found["Error"] or msgspec.to_builtins(self.extender.prioritize(body))
+        return found | {"fit": fit, "passed": passed, "scores": scores}
 
     def schedule(self, one: dict[str, Any]) -> str | None:
         """Filter, prioritize, bind; None if no node passes."""
-        body = self.body(one)
-        if not (body["NodeNames"] or (body["Nodes"] or {}).get("items")):
+        found = self.filter(one)
+        if not found["fit"]:
             return None  # kube-scheduler makes no request
-        found = self.filter(body)
         assert not found["Error"], found
-        nodes = found["NodeNames"] if self.by_name else found["Nodes"]["items"]
-        names = nodes if self.by_name else [item["metadata"]["name"] for item in nodes]
-        if not self.by_name:
-            assert all(item in body["Nodes"]["items"] for item in nodes)
-        given = (
-            body["NodeNames"]
-            if self.by_name
-            else [item["metadata"]["name"] for item in body["Nodes"]["items"] or []]
-        )
         reasons = found["FailedNodes"] | found["FailedAndUnresolvableNodes"]
-        assert {*names} | {*reasons} == {*given} and not {*names} & {*reasons}
-        scores = msgspec.to_builtins(self.extender.prioritize(body))
-        assert [row["Host"] for row in scores] == given
-        assert all(type(row["Score"]) is int and 0 <= row["Score"] <= 10 for row in scores)
-        if not names:
+        assert sorted([*found["passed"], *reasons]) == sorted(found["fit"])
+        scores = {row["Host"]: row["Score"] for row in found["scores"]}
+        assert [*scores] == found["fit"] and {*scores.values()} <= {*range(11)}
+        if not found["passed"]:
             return None
-        best = max((row for row in scores if row["Host"] in names), key=lambda row: row["Score"])
-        need = int(one["spec"]["containers"][0]["resources"]["limits"][GPU])
-        self.free[best["Host"]] -= need
-        assert self.free[best["Host"]] >= 0
-        self.at.setdefault(one["metadata"]["name"].rpartition("-")[0], []).append(
-            (best["Host"], need)
-        )
-        return best["Host"]
-
-
-CASES = {
-    "free": st.lists(st.sampled_from([0, 2, 4, 8]), min_size=6, max_size=6),
-    "gangs": st.lists(st.tuples(st.sampled_from([2, 4, 8]), st.integers(2, 4)), min_size=1,
-                      max_size=2),
-    "order": st.randoms(use_true_random=False),
-}  # fmt: skip
+        best = max(found["passed"], key=scores.__getitem__)
+        gpus = self.free(best)[: int(one["spec"]["containers"][0]["resources"]["limits"][GPU])]
+        self.owner |= dict.fromkeys(gpus, one["metadata"]["name"].rpartition("-")[0])
+        return best
 
 
 @pytest.mark.parametrize("live", [True, False])
 @settings(deadline=None)
-@given(**CASES)
+@given(
+    st.lists(st.sampled_from([0, 2, 4, 8]), min_size=6, max_size=6),
+    st.lists(st.tuples(st.sampled_from([2, 4, 8]), st.integers(2, 4)), min_size=1, max_size=2),
+    st.randoms(use_true_random=False),
+)
 def test_gangs_get_one_choice(
     live: bool, free: list[int], gangs: list[tuple[int, int]], order: Any
 ) -> None:
     """Pods of two gangs in any order: the first gets the GPUs that a plan of it alone has."""
-    kube = Kube({f"n{i}": n for i, n in enumerate(free)}, live)
+    kube = Kube(*free, live=live)
     queue = [pod(f"g{g}-{i}", k, n) for g, (k, n) in enumerate(gangs) for i in range(n)]
     order.shuffle(queue)
-    name = queue[0]["metadata"]["name"].split("-")[0]
+    name = queue[0]["metadata"]["name"][:2]
     gpus, pods = gangs[int(name[1])]
-    state = kube.state()
-    need = [g for n in RACKS.hosts for g in RACKS.machine(n.name) if free[int(n.name[1])] < gpus]
-    job = PlanJob(name=name, gpus=gpus * pods, pod=gpus)
-    chosen = start_one(ClusterSnapshot(state.without(need)), job, BottleneckBandwidth(RACKS)).gpus
+    small = [g for one in NAMES if len(kube.free(one)) < gpus for g in kube.free(one)]
+    job, snapshot = (PlanJob(name=name, gpus=gpus * pods, pod=gpus),
+                     ClusterSnapshot(kube.state().without(small)))  # fmt: skip
+    chosen = start_one(snapshot, job, BottleneckBandwidth(RACKS)).gpus
     for one in queue:
         kube.schedule(one)
+    got = [gpu for gpu, owner in kube.owner.items() if owner == name]
     if live:
-        got = {at: gpus * n for at, n in Counter(at for at, _ in kube.at.get(name, ())).items()}
-        assert got == {at: len(ids) for at, ids in RACKS.by_machine(chosen).items()}
+        assert (RACKS.counts(got) == RACKS.counts(chosen)).all()
     elif sum(n // gpus for n in free) >= pods and len(gangs) == 1:
-        assert len(kube.at[name]) == pods  # guesses at free GPUs are corrected pod by pod
+        assert len(got) == gpus * pods  # guesses at free GPUs are corrected pod by pod
 
 
 def test_levels_and_replaced_pods() -> None:
     """A required level holds for pods of any time; after a restart pods stay with the others."""
-    kube = Kube({"n0": 8, "n1": 8, "n2": 0, "n3": 8, "n4": 8, "n5": 8}, live=True)
-    level = {"optsched/level": "rack"}
-    assert {kube.schedule(pod(f"a-{i}", 8, 3, **level)) for i in range(3)} == {"n3", "n4", "n5"}
-    found = kube.filter(kube.body(pod("b-0", 8, 3, **level)))
-    assert found["NodeNames"] == [] and "needs 24 GPUs, free are 16" in str(found)
-    found = kube.filter(kube.body(pod("c-0", 4, 4, **level)))
-    assert found["NodeNames"] in (["n0"], ["n1"])
-    kube.free["n4"], kube.at["a"] = 8, [at for at in kube.at["a"] if at[0] != "n4"]
+    kube, level = Kube(8, 8, 0, 8, 8, 8), {"optsched/level": "rack"}
+    assert {kube.schedule(pod(f"a-{i}", 8, 3, **level)) for i in range(3)} == {*NAMES[3:]}
+    found = kube.filter(pod("b-0", 8, 3, **level))
+    assert found["passed"] == [] and "needs 24 GPUs, free are 16" in str(found)
+    assert kube.filter(pod("c-0", 4, 4, **level))["passed"] in (["n0"], ["n1"])
+    kube.end("a", ["n4"])
     kube.extender.gangs.clear()
     assert kube.schedule(pod("a-9", 8, 3, **level)) == "n4"
     assert kube.schedule(pod("a-10", 8, 3, **level)) is None
-    for i in range(2):
-        assert kube.schedule(pod(f"d-{i}", 4, 2))
-    kube.at, kube.free = {}, {f"n{i}": 4 * (i == 2) for i in range(6)}  # of d, one pod starts again
-    assert kube.schedule(pod("d-2", 4, 2)) == "n2"
-    kube = Kube({"n0": 8, "n1": 8, "n2": 0, "n3": 8, "n4": 0, "n5": 0}, live=True)
-    found = kube.filter(kube.body(pod("b-0", 8, 3, **level)))
-    assert found["NodeNames"] == [] and "fit only across several racks" in str(found)
+    found = Kube(8, 8, 0, 8, 0, 0).filter(pod("b-0", 8, 3, **level))
+    assert found["passed"] == [] and "fit only across several racks" in str(found)
+    kube = Kube(0, 0, 4, 0, 4, 0)
+    assert {kube.schedule(pod(f"d-{i}", 4, 2)) for i in range(2)} == {"n2", "n4"}
+    kube.end("d")
+    assert kube.schedule(pod("x-0", 4)) and kube.schedule(pod("d-2", 4, 2))  # one starts again
 
 
 def test_single_pods_are_ranked_by_bandwidth_and_packing() -> None:
     """Nodes in use come first; a pod of a running job without a size goes next to it."""
-    kube = Kube({f"n{i}": 8 for i in range(6)} | {"n4": 4}, live=True)
+    kube = Kube(8, 8, 8, 8, 8, 8)
+    kube.owner = dict.fromkeys(RACKS.parse("n4:0-3"), "x")
     assert kube.schedule(pod("a-0", 4)) == "n4"
-    kube.at["job"], kube.free["n3"] = [("n3", 8)], 0
-    rows = kube.extender.prioritize(kube.body(pod("job-1", 8)))
-    scores = {row.Host: row.Score for row in rows}
+    kube.owner |= dict.fromkeys(RACKS.parse("n3"), "job")
+    scores = {row["Host"]: row["Score"] for row in kube.filter(pod("job-1", 8))["scores"]}
     assert scores["n5"] == 10 > scores["n0"]
 
 
 def test_reasons() -> None:
     """Reasons say what is missing, and whether evicting pods of the node would help."""
-    kube = Kube({f"n{i}": 8 for i in range(6)}, live=True)
-    kube.at, kube.free["n0"] = {"x": [("n0", 6)]}, 2
-    body = {"Pod": pod("a-0", 4), "Nodes": None, "NodeNames": ["n0", "n1", "cpu-1"]}
-    found = kube.filter(body)
-    assert found["NodeNames"] == ["n1"] and found["Error"] == ""
-    assert found["FailedNodes"] == {"n0": "requested 4 GPUs, free are 2 of 8; jobs: team-a/x"}
-    assert "not in the cluster" in found["FailedAndUnresolvableNodes"]["cpu-1"]
-    assert kube.filter(body | {"Pod": pod("web", 0)})["NodeNames"] == body["NodeNames"]
-    alone = msgspec.to_builtins(Extender(lambda: None).filter(body))
-    assert "nodeCacheCapable: false" in alone["Error"] and alone["NodeNames"] is None
+    kube = Kube(8, 8, 8, 8, 8, 8)
+    kube.owner = dict.fromkeys(RACKS.parse("n0:0-5"), "x")
+    body = {"Pod": pod("a-0", 4), "NodeNames": ["n0", "n1", "cpu-1"]}
+    found = kube.extender.filter(body)
+    assert (found.NodeNames, found.Error) == (["n1"], "")
+    assert found.FailedNodes == {"n0": "requested 4 GPUs, free are 2 of 8; jobs: team-a/x"}
+    assert "not in the cluster" in found.FailedAndUnresolvableNodes["cpu-1"]
+    assert kube.extender.filter(body | {"Pod": pod("web", 0)}).NodeNames == body["NodeNames"]
+    alone = Extender(lambda: None).filter(body)
+    assert "nodeCacheCapable: false" in alone.Error and alone.NodeNames is None
 
 
 @pytest.mark.parametrize("body", [
@@ -232,8 +221,7 @@ def test_reasons() -> None:
 ])  # fmt: skip
 def test_hostile_bodies(body: Any) -> None:
     """A refusal or an answer with an error or with reasons, never another exception."""
-    for extender in (Kube({f"n{i}": 8 for i in range(6)}, live=True).extender,
-                     Extender(lambda: None)):  # fmt: skip
+    for extender in (Kube(8, 8, 8, 8, 8, 8).extender, Extender(lambda: None)):
         for call in (extender.filter, extender.prioritize):
             try:
                 found = call(body)
@@ -244,16 +232,15 @@ def test_hostile_bodies(body: Any) -> None:
 
 def test_endpoints() -> None:
     """Both forms over HTTP, for the nodes of the request and for a live cluster."""
-    kube = Kube({f"n{i}": 8 for i in range(6)}, live=True)
 
     def live(name: str) -> tuple[BottleneckBandwidth, ClusterState]:
         if name != "main":
             raise InputError(f"cluster: no cluster {name!r}")
-        return BottleneckBandwidth(RACKS), kube.state()
+        return BottleneckBandwidth(RACKS), ClusterState.idle(RACKS)
 
     app = create_app(Settings(workers=1), [routes(live)])  # no worker is started
     client = TestClient(app, base_url="http://localhost")
-    body = kube.body(pod("a-0", 8, 3))
+    body: dict[str, Any] = {"Pod": pod("a-0", 8, 3), "Nodes": None, "NodeNames": [*NAMES]}
     found = client.post("/v1/clusters/main/kubernetes/filter", json=body)
     assert found.status_code == 200 and found.json()["NodeNames"] == ["n0"]
     nodes = [node(f"n{i}", f"r{i % 2}") for i in range(5)]
