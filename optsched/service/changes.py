@@ -169,8 +169,8 @@ class Decision:
             if (n := len(before.state.cluster.parse(gpus, f"place.{name}"))) != expected:
                 raise InputError(f"place.{name}: expected {expected} GPUs, got {n}")
             if name in demands and name in before.jobs:
-                job, at = before.jobs[name]
-                self._do("facts", msgspec.to_builtins(job), at)
+                facts, at = before.jobs[name]
+                self._do("facts", msgspec.to_builtins(facts), at)
             self._do("take", gpus, name, demands.get(name))
 
     def _start(self, job: PlanJob) -> None:

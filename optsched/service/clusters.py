@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from optsched.bandwidth import BandwidthModel, ClusterState
+    from optsched.service.workers import Workers
 
 
 class Changed(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -162,8 +163,9 @@ async def _query(request: Request, cluster: LiveCluster, kind: str) -> Reply:
     tree["snapshot"] = msgspec.Raw(status.snapshot(cluster.name).to_json())
     if cluster.model_document is not None:
         tree["model"] = cluster.model_document
-    state, content = request.app.state, msgspec.json.encode(tree)
-    found = await state.workers.run(request.receive, answer, kind, content, state.settings.timeout)
+    workers: Workers = request.app.state.workers
+    limit, content = request.app.state.settings.timeout, msgspec.json.encode(tree)
+    found = await workers.run(request.receive, answer, kind, content, limit)
     if found.status != 200:
         return found
     return found._replace(content=b'{"version":%d,%b' % (status.version, found.content[1:]))

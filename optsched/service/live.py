@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from optsched.bandwidth import Dispatcher, Policy
+    from optsched.bandwidth import BandwidthModel, Dispatcher, Policy
 
 FORMAT: Final = "optsched.journal/1"
 SUFFIX: Final = ".journal"
@@ -88,7 +88,7 @@ class LiveCluster:
 
     def __init__(self, first: First, place: str) -> None:
         found = documents.from_tree(first.snapshot, f"{place}: snapshot")
-        self.model = BottleneckBandwidth(found.cluster)
+        self.model: BandwidthModel = BottleneckBandwidth(found.cluster)
         if first.model is not None:
             self.model = model_document.from_tree(first.model, f"{place}: model", found.cluster)
             found = replace(found, state=replace(found.state, cluster=self.model.cluster))

@@ -243,7 +243,7 @@ def test_full_disks_change_nothing(live: LiveCluster, monkeypatch: pytest.Monkey
     def broken(file: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    start = {"id": "2", "start": [plan.PlanJob(name="a", gpus=2)]}
+    start: dict[str, Any] = {"id": "2", "start": [plan.PlanJob(name="a", gpus=2)]}
     for name, call in (("os.write", full), ("optsched.service.journal._sync", broken)):
         with monkeypatch.context() as patch:
             patch.setattr(name, call)
