@@ -67,6 +67,12 @@ class Status(NamedTuple):
         """Numbers of GPUs of the jobs that have some."""
         return {job.name: len(job.gpus) for job in self.state.jobs}
 
+    def used(self, group: str) -> int:
+        """Count the GPUs that running jobs of a group hold; jobs without facts are of none."""
+        jobs = self.jobs
+        return sum(n for name, n in self.running.items()
+                   if group == (jobs[name][0].group if name in jobs else ""))  # fmt: skip
+
     def snapshot(self, name: str) -> ClusterSnapshot:
         """Return the cluster at this moment."""
         now, running, jobs = int(time.time()), self.running, []
@@ -174,14 +180,15 @@ class Decision:
             self._do("take", gpus, name, demands.get(name))
 
     def _start(self, job: PlanJob) -> None:
-        group, running = job.group, self.status.running
-        quotas = {key: n for key, n in self.status.quotas.items() if key == group}
-        known = [one for one, _ in self.status.jobs.values()
-                 if quotas and one.group == group and one.name in running]  # fmt: skip
-        snapshot = ClusterSnapshot(self.status.state, (*known, job), quotas)
+        status, group = self.status, job.group
+        snapshot = ClusterSnapshot(status.state, (job,))
+        quota = status.quotas.get(group)
+        if quota is not None and status.used(group) + job.gpus > quota:  # for the reason
+            facts = [one for one, _ in status.jobs.values() if one.name in status.running]
+            snapshot = ClusterSnapshot(status.state, (*facts, job), {group: quota})
         found = start_one(snapshot, job, self._model, self._dispatchers)
         if not found.gpus:
             raise Infeasible(f"{job.name}: {found.text}")
-        gpus = self.status.state.cluster.written(found.gpus)
+        gpus = status.state.cluster.written(found.gpus)
         self._do("take", gpus, job.name)
         self.answer["started"][job.name] = {"gpus": gpus, "bandwidth": found.bandwidth}

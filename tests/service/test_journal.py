@@ -78,6 +78,7 @@ class Machine(stateful.RuleBasedStateMachine):
         self.live = LiveCluster.create(path, Create(id="create", snapshot=SNAPSHOT))
         self.held: dict[str, set[int]] = {}
         self.waiting: dict[str, int] = {}
+        self.group: dict[str, str] = {}
         self.down: set[int] = set()
         self.version = 0
         self.last: tuple[Change, dict[str, Any]] | None = None
@@ -100,16 +101,17 @@ class Machine(stateful.RuleBasedStateMachine):
     def _free(self) -> set[int]:
         return set(range(12)).difference(self.down, *self.held.values())
 
-    @stateful.rule(name=NAMES, gpus=st.integers(1, 6))
-    def start(self, name: str, gpus: int) -> None:
+    @stateful.rule(name=NAMES, gpus=st.integers(1, 6), group=st.sampled_from(["", "g"]))
+    def start(self, name: str, gpus: int, group: str) -> None:
         """The job gets free GPUs, or the request is refused."""
-        fails = name in self.held or gpus > len(self._free())
-        job = plan.PlanJob(name=name, gpus=gpus)
+        used = sum(len(had) for one, had in self.held.items() if self.group[one] == "g")
+        fails = name in self.held or gpus > len(self._free()) or (group == "g" and used + gpus > 5)
+        job = plan.PlanJob(name=name, gpus=gpus, group=group)
         answer = self._make(fails, start=[job])
         if not fails:
             got = {*CLUSTER.parse(answer["started"][name]["gpus"])}
             assert len(got) == gpus and got <= self._free()
-            self.held[name] = got
+            self.held[name], self.group[name] = got, group
             self.waiting.pop(name, None)
 
     @stateful.rule(name=NAMES, gpus=st.integers(1, 6))
@@ -117,8 +119,9 @@ class Machine(stateful.RuleBasedStateMachine):
         """Facts of a running job must agree with its GPUs."""
         fails = name in self.held and len(self.held[name]) != gpus
         self._make(fails, submit=[plan.PlanJob(name=name, gpus=gpus, time_left=7)])
-        if not fails and name not in self.held:
-            self.waiting[name] = gpus
+        if not fails:
+            self.group[name] = ""
+            self.waiting |= {name: gpus} if name not in self.held else {}
 
     @stateful.rule(names=st.lists(NAMES, min_size=1, max_size=2))
     def give(self, names: list[str]) -> None:
