@@ -130,12 +130,17 @@ def _cluster(name: str, jobs: int) -> Iterator[None]:
 
 
 def _begin(parent: int, *_: object) -> None:
-    """Set up a worker of loky: Ctrl-C is for the parent alone, and its end is the worker's too."""
+    """Set up a worker of loky: Ctrl-C is for the parent alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with(parent)
+
+
+def end_with(parent: int) -> None:
+    """End this process as soon as its parent has ended."""
 
     def follow() -> None:
         while os.getppid() == parent:
             time.sleep(_CHECKED_EVERY_S)
         os._exit(1)
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=follow, daemon=True).start()

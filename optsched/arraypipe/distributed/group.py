@@ -15,6 +15,7 @@ from torch.distributed import PrefixStore, distributed_c10d  # type: ignore[attr
 
 from optsched.arraypipe.runtime.state import PeerLost
 from optsched.errors import InputError, OptschedError
+from optsched.solving.fan_out import end_with
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -173,13 +174,11 @@ def join() -> None:
             "backend: the process backend needs one process per device; start the script with "
             "torchrun, or call torch.distributed.init_process_group first"
         )
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with(os.getppid())  # an agent that is started again starts this rank again
     dist.init_process_group("gloo")
-    atexit.register(_leave)  # its threads do not survive the interpreter's end
-
-
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    # its threads do not survive the interpreter's end
+    atexit.register(lambda: dist.is_initialized() and dist.destroy_process_group())
 
 
 def _sentence(error: BaseException) -> str:
