@@ -47,6 +47,8 @@ def plan(
     train: Annotated[
         Path | None, option("Train the job arrays; plan, picture and results go to this folder.")
     ] = None,
+    jobs: options.Jobs = None,
+    engine: options.EngineName = "loky",
     as_json: options.AsJson = False,
 ) -> None:
     """Decide what starts now and predict the other starts; or find evictions and moves.
@@ -63,6 +65,7 @@ def plan(
     from optsched.plan.arrays import explain_arrays, order_arrays
     from optsched.plan.expected import POLICY
     from optsched.plan.starts import plan as plan_snapshot
+    from optsched.solving.fan_out import Engine
 
     check_outputs([output, save], [snapshot, slurm, model, cluster, previous])
     if train is not None and (as_json or clear is not None or defragment is not None):
@@ -81,8 +84,9 @@ def plan(
         return
     before = None if previous is None else Schedule.read(previous)
     found = plan_snapshot(
-        given, model=known, policy=policy or POLICY, previous=before, sigma=spread, seed=seed
-    )
+        given, model=known, policy=policy or POLICY, previous=before, sigma=spread, seed=seed,
+        parallel=Engine(engine, jobs),
+    )  # fmt: skip
     schedule = order_arrays(found, time_limit=time_limit, previous=before)
     if faults := verify(schedule):
         raise InternalError(f"the plan breaks a rule: {faults[0].message}")

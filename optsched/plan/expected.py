@@ -30,9 +30,8 @@ class Forecast:
     each quota is simulated as a cluster without hosts, and the later start counts.
     """
 
-    def __init__(self, counts: Counts, policy: str, sigma: float, samples: int, seed: int) -> None:
-        self.counts, self.policy = counts, registry.get(policy)
-        self.draws: dict[str, Any] = {"sigma": sigma, "samples": samples, "seed": seed}
+    def __init__(self, counts: Counts, policy: str, draws: dict[str, Any]) -> None:
+        self.counts, self.policy, self.draws = counts, registry.get(policy), draws
         self.quotas = counts.snapshot.quotas
         self.honours = getattr(self.policy, "honours_max_slots", False) is True
 

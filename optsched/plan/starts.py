@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from optsched.bandwidth import BandwidthModel
+    from optsched.solving.fan_out import Engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +124,7 @@ def plan(
     sigma: float = 0.5,
     samples: int = 50,
     seed: int = 0,
+    parallel: Engine | None = None,
 ) -> Plan:
     """Decide which waiting requests start now, and predict the starts of the others.
 
@@ -143,7 +145,7 @@ def plan(
     previous
         A former plan, or its document: requests keep its GPUs unless faster ones are found or
         others need them; `Plan.changes` explains every difference.
-    sigma, samples, seed
+    sigma, samples, seed, parallel
         As in `optsched.cluster.expected_starts`; sigma 0: durations are as expected.
 
     Raises
@@ -156,7 +158,8 @@ def plan(
     known = BottleneckBandwidth(snapshot.cluster) if model is None else model
     before = None if previous is None else Former.of(previous, snapshot)
     counts = Counts(snapshot)
-    forecast = Forecast(counts, policy, sigma, samples, seed)  # refuses invalid arguments
+    draws = {"sigma": sigma, "samples": samples, "seed": seed, "parallel": parallel}
+    forecast = Forecast(counts, policy, draws)  # refuses invalid arguments
     planner = Planner(counts, known, before.starts if before else {})
     for _, same in groupby(snapshot.waiting, key=lambda job: job.priority):
         by_kind = {True: [], False: []}

@@ -48,14 +48,8 @@ def fan_out(
 ) -> Generator[Outcome[Value], None, None]:
     """Yield outcomes as calls end; closing the generator ends the calls that run here.
 
-    With one job of loky calls run in this process, and need not be picklable.
-
-    Raises
-    ------
-    InputError
-        A wrong engine or number of jobs.
-    OptschedError
-        A process of a worker died, or the cluster has no workers.
+    With one job of loky calls run in this process, and need not be picklable. A wrong engine is an
+    `InputError`; the death of a process, or a cluster without workers, an `OptschedError`.
     """
     from joblib import Parallel, delayed, parallel_config
 
