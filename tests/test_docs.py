@@ -36,7 +36,9 @@ def write_files(page: str) -> None:
             Path(name[1]).write_text(block)
 
 
-COMMANDS = ("choosing-gpus", "quota", "simulator", "pipelines", "serving", "elastic")
+COMMANDS = (
+    "choosing-gpus", "quota", "simulator", "pipelines", "serving", "elastic", "scale-out",
+)  # fmt: skip
 """Pages whose commands take long."""
 
 
