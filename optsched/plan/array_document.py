@@ -42,6 +42,8 @@ class PlannedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
     """Of the array on so many GPUs."""
     script: str = ""
+    recompute: list[bool] = []
+    """Which jobs recompute, if the solver chose."""
 
 
 def planned_arrays(document: Schedule) -> list[PlannedArray]:
@@ -80,7 +82,10 @@ def schedule_of(document: Schedule, name: str) -> Schedule:
         arcs=Arcs(tail[inner] - first, head, lag[inner], distance[inner] * one.cycles + cycle),
         sequences=Csr.of([(row % count).tolist() for row in rows]), period=one.period,
         start=starts[ids] % one.period, objective=_claim(one.period, one.bound), **columns,
-        provenance={"jobs": list(document.job_names[one.first_job : end]), "array": name},
+        provenance={
+            "jobs": list(document.job_names[one.first_job : end]), "array": name,
+            **({"recompute": one.recompute} if one.recompute else {}),
+        },
     )  # fmt: skip
 
 

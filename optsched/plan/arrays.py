@@ -81,7 +81,7 @@ def order_arrays(
         made.append((PlannedArray(
             name, [*one.gpus], len(jobs), array.n_jobs, request.steps, request.seconds(period),
             period, 1, request.periods[size], request.weight * sum(request.loads) / period, key,
-            request.script,
+            request.script, [*schedule.provenance.get("recompute", [])],
         ), schedule))  # fmt: skip
         jobs += [f"{name}/{job}" for job in array.names]
     if not made:
