@@ -132,7 +132,8 @@ def plan(
     before have most GPUs: of equal sums, most requests that start in the former plan, then earlier
     ones. An integer program proves it, with all types, levels, pods, quotas and least bandwidths.
     The dispatcher chooses GPUs in the order of the queue, so that all of them start. Job arrays
-    of a priority share what is left: a quota plan chooses sizes that keep most GPUs busy.
+    of a priority share what is left: a quota plan chooses sizes that keep most GPUs busy. Arrays of
+    the former plan that can keep their GPUs do, ahead of other requests of their priority.
 
     Parameters
     ----------
@@ -162,14 +163,15 @@ def plan(
     forecast = Forecast(counts, policy, draws)  # refuses invalid arguments
     planner = Planner(counts, known, before.starts if before else {})
     for _, same in groupby(snapshot.waiting, key=lambda job: job.priority):
-        by_kind = {True: [], False: []}
-        for job in same:
-            by_kind[job.array is None].append(job)
-        planner.choose(by_kind[True])
-        if arrays := by_kind[False]:
+        jobs = list(same)
+        arrays = [job for job in jobs if job.array is not None]
+        if any(job.name in planner.former for job in arrays):
             planner.place()
             for job in arrays:
                 planner.keep(job)
+        planner.choose([job for job in jobs if job.array is None])
+        if arrays:
+            planner.place()
             planner.serve_arrays([job for job in arrays if job.name not in planner.started])
     planner.place()
     late = [job.sized() for job in snapshot.waiting if job.name not in planner.started]

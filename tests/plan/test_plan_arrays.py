@@ -165,6 +165,8 @@ def test_a_new_plan_moves_only_what_must_move() -> None:
     assert "a2 moves from" in said
     assert "new starts on" in said
     assert "a3 leaves" in said
+    crowded = plan(snapshot([PlanJob(name="rigid", gpus=2), *jobs]), previous=before)
+    assert {name: [*gpus] for name, gpus in crowded.starts.items()} == places
 
 
 def test_levels_types_and_reasons() -> None:
