@@ -54,6 +54,36 @@ def without_collector() -> Iterator[None]:
             gc.enable()
 
 
+class _Fault(Exception):
+    """A value that is refused: the literal in the text, or "", and the reason."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        seen: set[str] = set()
+        key = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        keys = shortened([format_json(k) for k in members])
+        raise _Fault("", f"key {format_json(key)} appears twice in an object of {keys}")
+    return members
+
+
+def _constant(literal: str) -> NoReturn:
+    raise _Fault(literal, f"{literal} is not a JSON number")
+
+
+def _finite(literal: str) -> float:
+    if math.isinf(value := float(literal)):
+        start = f"{literal[:20]}{'...' * (len(literal) > 20)}"
+        raise _Fault(literal, f"{start} is too large a number")
+    return value
+
+
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_unique, parse_constant=_constant, parse_float=_finite
+)
+
+
 def parse(text: str, name: str) -> Any:
     """Parse JSON text; refuse duplicate keys, NaN, Infinity and half surrogate pairs.
 
@@ -62,31 +92,13 @@ def parse(text: str, name: str) -> Any:
     InputError
         With ``name:line:column`` for syntax; `name` is the file.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        members = dict(pairs)
-        if len(members) < len(pairs):
-            seen: set[str] = set()
-            key = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
-            keys = shortened([format_json(k) for k in members])
-            raise InputError(f"{name}: key {format_json(key)} appears twice in an object of {keys}")
-        return members
-
-    def constant(literal: str) -> NoReturn:
-        raise InputError(f"{name}{_line_of(literal, text)}: {literal} is not a JSON number")
-
-    def finite(literal: str) -> float:
-        if math.isinf(value := float(literal)):
-            start = f"{literal[:20]}{'...' * (len(literal) > 20)}"
-            raise InputError(f"{name}{_line_of(literal, text)}: {start} is too large a number")
-        return value
-
     try:
-        tree = json.loads(
-            text, object_pairs_hook=unique, parse_constant=constant, parse_float=finite
-        )
+        tree = _DECODER.decode(text)
         if (not text.isascii() and HALF_PAIR.search(text)) or _HALF_ESCAPED.search(text):
             json.dumps(tree, ensure_ascii=False).encode()
+    except _Fault as fault:
+        literal, reason = fault.args
+        raise InputError(f"{name}{_line_of(literal, text) if literal else ''}: {reason}") from None
     except json.JSONDecodeError as error:
         reason = f"{error.msg[0].lower()}{error.msg[1:]}"
         if error.pos >= len(text.rstrip()):
@@ -98,9 +110,7 @@ def parse(text: str, name: str) -> Any:
         raise InputError(f"{name}: half a surrogate pair, U+{code:04X}, is no character") from None
     except RecursionError:
         raise InputError(f"{name}: nested too deeply") from None
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
+    except ValueError:
         raise InputError(f"{name}: a number has more digits than any 64-bit integer") from None
     return tree
 

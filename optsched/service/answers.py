@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOGGER: Final = logging.getLogger("optsched.service")
+
+_LARGE: Final = 1 << 16
+"""Bytes of a body from which the garbage collector pauses."""
 
 MAX_DEPTH: Final = 64
 """Levels of objects and lists in a body."""
@@ -116,7 +119,7 @@ def replied(call: Callable[[Any], Any], data: bytes, name: str | None) -> Reply:
     """
     tree: Any = None
     try:
-        with without_collector():
+        with without_collector() if len(data) > _LARGE else nullcontext():
             tree = read_tree(data)
             return Reply(200, msgspec.json.encode(call(tree)))
     except Exception as error:
