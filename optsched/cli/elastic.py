@@ -18,7 +18,7 @@ from optsched.cli.tables import display, table
 from optsched.cluster.policies import variants
 from optsched.errors import InputError
 from optsched.io.text import one_line
-from optsched.io.values import file_label
+from optsched.io.values import file_label, integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ def elastic(
     resume: Annotated[bool, option("Continue the run in --folder.", "--resume")] = False,
     devices: options.Devices = None,
     listen: Annotated[str | None, option("HOST:PORT of this host, for workers that join.")] = None,
-    remote: Annotated[int, option("How many of --slots join from other hosts.", min=1)] = 1,
+    remote: Annotated[int | None, option("How many of --slots join [default: 1].")] = None,
     join: Annotated[str | None, option("HOST:PORT of a pool, to be --slots workers of it.")] = None,
     demo: Annotated[bool, option("Five small jobs on two workers.", "--demo")] = False,
     quiet: options.Quiet = False,
@@ -62,19 +62,21 @@ def elastic(
     from optsched.elastic.job import read_jobs
     from optsched.elastic.runner import run
 
-    if demo and join is None:
+    if join is not None:
+        _join(join, slots, devices, jobs or listen, quiet=quiet)
+        return
+    if demo:
         if jobs is not None:
             raise InputError(f"demo: has jobs already; leave out {jobs} or --demo")
         jobs = Path(str(resources.files("optsched.elastic") / "demo.toml"))
         plot = plot or Path("elastic-demo.html")
-    if jobs is None and join is None:
+    if jobs is None:
         raise InputError("jobs: name a file JOBS.toml, or give --demo")
     places = None if devices is None else devices.split(",")
-    if join is not None:
-        _join(join, slots, places, jobs or listen, quiet=quiet)
-        return
     if slots is None:
         slots = len(places) if places else 2 if demo else None
+    if remote is not None and listen is None:
+        raise InputError("remote: give --listen HOST:PORT too, the address that workers join")
     if slots is None:
         raise InputError("slots: missing; give --slots N or --devices")
     if len(variants([policy])) > 1:
@@ -87,7 +89,7 @@ def elastic(
         news = News(f"{policy}, {count(slots, 'worker')}", bar, quiet=quiet)
         if listen is not None:
             news.print(f"on other hosts: optsched cluster elastic --join {listen}, with {TOKEN}")
-        pool = slots if listen is None else OpenPool(slots, remote, listen)
+        pool = slots if listen is None else OpenPool(slots, 1 if remote is None else remote, listen)
         found = run(
             specs, pool, rule, preempt=cast("Literal['pass', 'anytime']", preempt),
             devices=places, folder=folder, resume=resume, on_progress=news,
@@ -108,7 +110,7 @@ def elastic(
 
 
 def _join(
-    address: str, slots: int | None, devices: list[str] | None, other: object, *, quiet: bool
+    address: str, slots: int | None, devices: str | None, other: object, *, quiet: bool
 ) -> None:
     """Be workers of a pool until it ends."""
     from optsched.elastic.remote import join
@@ -116,7 +118,9 @@ def _join(
 
     if other:
         raise InputError(f"join: jobs are those of the pool at {address}; leave out {other}")
-    places = devices_of(devices, slots or len(devices or "1"))
+    given = None if devices is None else devices.split(",")
+    slots = len(given or "1") if slots is None else integer("slots", slots, 1, 4096)
+    places = devices_of(given, slots)
     join(address, places, on_change=lambda line: None if quiet else print(line, flush=True))
     if not quiet:
         print(f"the pool at {address} has ended")

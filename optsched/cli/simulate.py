@@ -112,10 +112,11 @@ def simulate(
     outputs = RunOutputs(out, metrics, plot, tuple(cases), inputs)
     outputs.check(trace, *tables)
     if expected is not None:
-        for label, (work, one, _, given) in cases.items():
+        for label, case in cases.items():
             found = expected_starts(
-                work, one, site, sigma=spread, samples=expected, parallel=parallel, **given
-            )
+                *case[:3], case.settings.pop("start"), sigma=spread, samples=expected,
+                parallel=parallel, **case.settings,
+            )  # fmt: skip
             _print_expected(label, found, as_json)
         return
     runs, failure = _run_all(cases, parallel, quiet=quiet)
@@ -230,7 +231,7 @@ def _run_all(
         try:
             for index, value, error in fan_out(Case.run, cases.values(), engine):
                 label = [*cases][index]
-                if value is None:
+                if error is not None:
                     failure = failure or type(error)(f"{label}: {error}")
                     continue
                 runs[label], taken = value

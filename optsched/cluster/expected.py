@@ -99,7 +99,7 @@ def expected_starts(
         cases = (case(sigma) for _ in range(count))
         with closing(fan_out(_first_starts, cases, parallel)) as outcomes:
             for k, first, error in outcomes:
-                if first is None:
+                if error is not None:
                     raise type(error)(f"draw {k}: {error}")
                 found[k] = first[waiting]
     return {

@@ -78,7 +78,7 @@ class Member:
             gpu = self.device.type == "cuda"
             dist.init_process_group(
                 "nccl" if gpu else "gloo",
-                store=dist.PrefixStore(join.store, store),
+                store=dist.PrefixStore(join.store, store),  # type: ignore[attr-defined]
                 rank=join.rank, world_size=join.workers, timeout=_PATIENCE,
             )  # fmt: skip
             self.ddp = DistributedDataParallel(self.model, [self.device] if gpu else None)

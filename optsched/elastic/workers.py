@@ -21,7 +21,6 @@ from optsched.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from collections.abc import Set as AbstractSet
 
     from optsched.elastic.door import OpenPool
 
@@ -97,7 +96,7 @@ class Processes:
     """
 
     interrupted = False  # by `interrupt`
-    vacant: AbstractSet[int] = frozenset()
+    vacant: set[int] = set()  # noqa: RUF012 (every pool makes its set)
     """Slots whose workers have not joined, or died and are not replaced yet."""
 
     def __init__(
@@ -122,12 +121,12 @@ class Processes:
     def start(self) -> None:
         """Start all workers of this host."""
         start_forkserver()
-        from torch.distributed import TCPStore  # while the server imports it
+        import torch.distributed as dist  # while the server imports it
 
         given = socket.create_server((self._host, 0))
         self._place = self._host, given.getsockname()[1]
         fixed: Any = {"wait_for_workers": False, "master_listen_fd": given.detach()}
-        self._store = TCPStore(*self._place, is_master=True, **fixed)
+        self._store = dist.TCPStore(*self._place, is_master=True, **fixed)  # type: ignore[attr-defined]
         for slot in range(len(self.devices)):
             if slot not in self._remote:
                 self._start(slot)
@@ -312,7 +311,8 @@ def work(pipe: Any, modules: list[str], place: tuple[str, int], interface: str) 
         with suppress(Exception, SystemExit):  # an import that fails, fails again in its job
             importlib.import_module(module)
     member: Any = None
-    store = torch.distributed.TCPStore(*place, is_master=False, wait_for_workers=False)
+    fixed: Any = {"is_master": False, "wait_for_workers": False}
+    store = torch.distributed.TCPStore(*place, **fixed)  # type: ignore[attr-defined]
     stop: StopSign | None = None
     data: dict[bytes, Any] = {}
     with suppress(EOFError, OSError):

@@ -36,10 +36,10 @@ class Engine(NamedTuple):
 
 
 class Outcome(NamedTuple, Generic[Value]):
-    """Result of one call, by position of its argument; `error` instead of a value if it raised."""
+    """Result of one call, by position of its argument; None with the error if it raised one."""
 
-    index: int
-    value: Value | None
+    position: int
+    value: Value
     error: OptschedError | None = None
 
 
@@ -51,7 +51,7 @@ def fan_out(
     With one job of loky calls run in this process, and need not be picklable. A wrong engine is an
     `InputError`; the death of a process, or a cluster without workers, an `OptschedError`.
     """
-    from joblib import Parallel, delayed, parallel_config
+    from joblib import Parallel, delayed, parallel_config  # type: ignore[import-untyped]
 
     name, given = engine or Engine()
     one_of("engine", name, ENGINES)
@@ -110,10 +110,10 @@ def _cluster(name: str, jobs: int) -> Iterator[None]:
             address = config.get("scheduler-address", None)
             local = {"threads_per_worker": 1, "dashboard_address": ":0"}
             local |= {"n_workers": jobs} if jobs > 0 else {}
-            with Client(address) if address else Client(**local):
+            with Client(address) if address else Client(**local):  # type: ignore[no-untyped-call]
                 yield
         else:
-            from ray.util.joblib import register_ray
+            from ray.util.joblib import register_ray  # type: ignore[import-not-found]
 
             register_ray()
             yield

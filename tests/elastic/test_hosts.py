@@ -183,7 +183,7 @@ def test_pools_take_workers_of_their_kind() -> None:
         ({"torch": "1"}, "torch .*, this host 1"), ({"device": "cuda:0"}, "of kind cpu"),
     ]:  # fmt: skip
         assert re.search(message, pool._refusal(right | change))
-    pool.vacant = frozenset()
+    pool.vacant = set()
     assert "--remote" in pool._refusal(right)
 
 

@@ -61,8 +61,10 @@ def inverse(value: int) -> float:
 
 def by_index(engine: Engine | None = None) -> list[tuple[int, float | None, type, str]]:
     """Outcomes in the order of arguments, errors as type and text."""
-    found: list[Outcome[float]] = sorted(fan_out(inverse, range(9), engine), key=lambda o: o.index)
-    return [(o.index, o.value, type(o.error), str(o.error or "")) for o in found]
+    found: list[Outcome[float]] = sorted(
+        fan_out(inverse, range(9), engine), key=lambda o: o.position
+    )
+    return [(o.position, o.value, type(o.error), str(o.error or "")) for o in found]
 
 
 def test_outcomes_are_those_of_one_process() -> None:
