@@ -80,9 +80,10 @@ def main() -> None:
     with service("--workers", "1") as running:
         asyncio.run(run(running, 200, 2, given.connections))
         print("    1/s  p50 ms  p90 ms  p99 ms p99.9 ms lost  twice")
+        before = running.cpu()
         asyncio.run(run(running, given.rate, given.seconds, given.connections))
-        with open(f"/proc/{running.process.pid}/stat") as file:
-            print(f"CPU of the service: {sum(map(int, file.read().split()[13:15])) / 100:.1f} s")
+        spent = running.cpu() - before
+        print(f"CPU of the service: {spent / given.rate / given.seconds * 1000:.2f} ms a request")
 
 
 if __name__ == "__main__":

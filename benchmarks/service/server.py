@@ -22,6 +22,12 @@ class Service(NamedTuple):
     process: subprocess.Popen[str]
     port: int
 
+    def cpu(self) -> float:
+        """Processor time of the process that answers small decisions, in seconds."""
+        with open(f"/proc/{self.process.pid}/stat") as file:
+            ticks = file.read().rpartition(")")[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
     def memory(self) -> dict[int, int]:
         """Resident kilobytes of the process and its children, by process."""
         pid = self.process.pid

@@ -65,7 +65,7 @@ def create_app(settings: Settings | None = None, routers: Sequence[APIRouter] = 
         description="Decides what runs where and in which order on a GPU cluster.",
     )  # fmt: skip
     app.state.settings, app.state.workers, app.state.metrics = known, workers, metrics
-    app.add_middleware(Gate, settings=known, metrics=metrics)  # type: ignore[arg-type]
+    app.add_middleware(Gate, settings=known, metrics=metrics)
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
     app.add_exception_handler(OptschedError, _refused)
     app.add_exception_handler(Exception, _refused)
