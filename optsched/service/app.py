@@ -17,8 +17,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from optsched.errors import InputError, OptschedError
-from optsched.service.answers import LOGGER, Reply, answer, refusal, refused
-from optsched.service.gate import PATHS, Gate, Metrics
+from optsched.service.answers import answer, refusal, refused
+from optsched.service.gate import PATHS, Gate, Metrics, response
 from optsched.service.requests import QUERIES
 from optsched.service.schemas import bundle, components, operation
 from optsched.service.settings import Settings
@@ -88,14 +88,6 @@ def create_app(settings: Settings | None = None, routers: Sequence[APIRouter] = 
     return app
 
 
-def response(reply: Reply) -> Response:
-    """Return the HTTP response of a reply."""
-    if reply.trace:
-        LOGGER.error(reply.trace)
-    headers = {"retry-after": "1"} if reply.status == 503 else None
-    return Response(reply.content, reply.status, headers, "application/json")
-
-
 def _endpoints() -> APIRouter:
     router = APIRouter(prefix="/v1")
     for name, query in QUERIES.items():
@@ -140,13 +132,10 @@ async def _schema(request: Request) -> Response:
 async def _http_error(request: Request, error: HTTPException) -> Response:
     """Refuse unknown paths and methods in the form of all refusals."""
     path, method = request.url.path, request.method
-    if error.status_code == 404:
-        fault = ("path", path[:60], f"expected one of the paths on /docs, got {path!r:.60}")
-    elif error.status_code == 405:
+    fault = ("path", path[:60], f"expected one of the paths on /docs, got {path!r:.60}")
+    if error.status_code == 405:
         allowed = (error.headers or {}).get("allow", "another method")
         fault = ("method", method, f"expected {allowed}, got {method}")
-    else:
-        fault = ("path", path[:60], str(error.detail))
     found = response(refusal(error.status_code, *fault))
     found.headers.update(error.headers or {})
     return found

@@ -11,9 +11,9 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from optsched.errors import InputError
 from optsched.io.strict_json import decode
 from optsched.service.answers import Reply, answer, read_tree, refusal, refused
-from optsched.service.app import response
 from optsched.service.changes import Change
 from optsched.service.extender import routes
+from optsched.service.gate import response
 from optsched.service.journal import StorageError
 from optsched.service.live import Conflict, Create, Live, LiveCluster
 from optsched.service.requests import QUERIES

@@ -30,7 +30,7 @@ from optsched.io.strict_json import decode, shortened
 from optsched.plan import ClusterSnapshot, PlanJob
 from optsched.plan.starts import start_one
 from optsched.service.answers import replied
-from optsched.service.app import response
+from optsched.service.gate import response
 from optsched.service.schemas import operation
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from starlette.responses import Response
 
 from optsched.service.answers import LOGGER, Reply, answer, refusal
 from optsched.service.requests import QUERIES
@@ -30,6 +31,11 @@ PATHS: Final = {name: f"/v1/{name.replace('_', '-')}" for name in QUERIES}
 """Path of every query."""
 
 _QUICK: Final = {PATHS[name]: name for name, query in QUERIES.items() if query.quick}
+
+_HEADERS: Final = {
+    401: "www-authenticate: Bearer", 408: "connection: close", 413: "connection: close",
+    503: "retry-after: 1",
+}  # fmt: skip
 
 _LONG: Final = re.compile(rb'"(?:best|deadline|explain)"')
 """Fields with which a small decision may take long."""
@@ -110,7 +116,7 @@ class Gate:
         if reply is None and name and self._is_quick(body):
             reply = answer(name, body, self.settings.timeout)
         if reply is not None:
-            await respond(reply, send)
+            await response(reply)(scope, receive, send)
             return
         ready: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -181,17 +187,10 @@ def _bearer(given: bytes) -> bytes:
     return b""
 
 
-async def respond(reply: Reply, send: Send) -> None:
-    """Send a reply, with the headers that go with its status."""
+def response(reply: Reply) -> Response:
+    """Return the HTTP response of a reply, with the headers that go with its status."""
     if reply.trace:
         LOGGER.error(reply.trace)
-    headers = [(b"content-type", b"application/json"),
-               (b"content-length", str(len(reply.content)).encode())]  # fmt: skip
-    if reply.status == 503:
-        headers.append((b"retry-after", b"1"))
-    if reply.status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if reply.status in (408, 413):
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.content})
+    key, _, value = _HEADERS.get(reply.status, "").partition(": ")
+    headers = {key: value} if key else None
+    return Response(reply.content, reply.status, headers, "application/json")

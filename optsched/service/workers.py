@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from optsched.service.gate import Metrics
     from optsched.service.settings import Settings
 
-_REST: Final = 60.0
+_PAUSE: Final = 60.0
 """Seconds until all idle workers are used: after five minutes without use one would be stopped."""
 
-GONE: Final = Reply(499, b"")
+DISCONNECTED: Final = Reply(499, b"")
 """Reply to a client that has disconnected."""
 
 
@@ -52,7 +52,7 @@ class Workers:
         if self._slots.value < 1 and self._queued >= self._settings.queue:
             text = "expected a free worker, all are busy and the queue is full; try later"
             return refusal(503, "workers", self._queued, text)
-        reply = GONE
+        reply = DISCONNECTED
         async with anyio.create_task_group() as group:
 
             async def watch() -> None:
@@ -124,7 +124,7 @@ class Workers:
 
     async def _look(self) -> None:
         while True:
-            await anyio.sleep(_REST)
+            await anyio.sleep(_PAUSE)
             await self._use_all()
 
 
@@ -143,7 +143,7 @@ def warm() -> None:
 
 
 def warm_up(quick: bool = False) -> None:
-    """Answer the examples of all queries, or of the quick ones."""
+    """Answer the examples of all queries, or of quick queries alone."""
     for name, query in QUERIES.items():
         if query.quick or not quick:
             answer(name, msgspec.json.encode(query.example), 10.0)
