@@ -93,7 +93,9 @@ class LiveCluster:
             self.model = model_document.from_tree(first.model, f"{place}: model", found.cluster)
             found = replace(found, state=replace(found.state, cluster=self.model.cluster))
         self.name, self.status = first.name, Status.of(found, first.version, first.time)
-        self._first = first
+        self._first = msgspec.structs.replace(first, snapshot=None, answers={})
+        self._spare = 0
+        """Further answers that are kept before the journal is rewritten: after a failure."""
         self._dispatchers: dict[Policy, Dispatcher] = {}
         self._answers = {key: (one[0], bytes(one[1])) for key, one in first.answers.items()}
         self._journal: Journal
@@ -168,7 +170,7 @@ class LiveCluster:
                 return [error] * len(requests)
             self.status = status
             self._answers |= new
-            if len(self._answers) >= 2 * IDS:
+            if len(self._answers) >= 2 * IDS + self._spare:
                 self._rewrite()
         return answers
 
@@ -186,9 +188,9 @@ class LiveCluster:
     def _rewrite(self) -> None:
         """Replace the journal by one of the present state and the latest answers."""
         kept = dict(islice(self._answers.items(), len(self._answers) - IDS, None))
-        snapshot, now = self.status.snapshot(self.name), int(time.time())
+        snapshot = self.status.snapshot(self.name)
         first = msgspec.structs.replace(
-            self._first, time=now, version=self.status.version,
+            self._first, time=snapshot.now, version=self.status.version,
             snapshot=msgspec.Raw(msgspec.json.format(snapshot.to_json(), indent=-1)),
             answers={key: (one[0], msgspec.Raw(one[1])) for key, one in kept.items()},
         )  # fmt: skip
@@ -196,10 +198,11 @@ class LiveCluster:
             new = Journal.create(self._journal.path, msgspec.json.encode(first))
         except StorageError as error:
             _log.warning("the journal is not rewritten: %s", error)
+            self._spare = len(self._answers) - IDS
             return
         self._journal.close()
-        self._journal, self._answers = new, kept
-        self.status = Status.of(snapshot, self.status.version, now)
+        self._journal, self._answers, self._spare = new, kept, 0
+        self.status = Status.of(snapshot, self.status.version, snapshot.now)
 
     async def change(self, request: Change) -> bytes:
         """Answer a request when it is on the disk; requests that arrive together share a write."""
@@ -212,7 +215,10 @@ class LiveCluster:
     async def _write(self) -> None:
         while self._queue:
             batch, self._queue = self._queue[:BATCH], self._queue[BATCH:]
-            found = await asyncio.to_thread(self.commit, [request for request, _ in batch])
+            try:
+                found = await asyncio.to_thread(self.commit, [request for request, _ in batch])
+            except Exception as error:
+                found = [error] * len(batch)
             for (_, future), answer in zip(batch, found, strict=True):
                 if future.cancelled():
                     continue
