@@ -63,6 +63,7 @@ def train(plan: Schedule, file: Path, folder: Path) -> bool:
             continue
         place = folder / _folder(one.name)
         place.mkdir(parents=True, exist_ok=True)
+        (place / "summary.json").unlink(missing_ok=True)
         saved = place / "checkpoints"
         ids = [plan.resources[gpu].name.rpartition("/")[2] for gpu in one.gpus]
         words = [one.script, file, "--array", one.name, "--steps", one.steps, "-o", place,
@@ -73,14 +74,10 @@ def train(plan: Schedule, file: Path, folder: Path) -> bool:
             process = Popen([*_RUN, *map(str, words)], stdout=log, stderr=log, env=env)
             running.append((one.name, place, process))
     for name, place, process in running:
-        while process.poll() is None:
-            try:
-                process.wait()
-            except KeyboardInterrupt:
-                print("waiting for whole iterations and checkpoints", file=sys.stderr)
-        if process.returncode:
+        ended(process)
+        if not (place / "summary.json").exists():
             lines = (place / "log.txt").read_text(errors="replace").splitlines()
-            why = next((line for line in lines if line.startswith(("error:", "failed:"))), "failed")
+            why = next((line for line in lines if line.startswith("error:")), "failed")
             print(f"{name}: {why}; see {place / 'log.txt'}", file=sys.stderr)
             good = False
             continue
@@ -88,4 +85,15 @@ def train(plan: Schedule, file: Path, folder: Path) -> bool:
             first, last = job["first_loss"], job["last_loss"]
             losses = "" if first is None else f", loss {first:.4f} -> {last:.4f}"
             print(f"{name}/{job['name']}: {job['status']}{losses}")
+            good &= job["status"] != "failed"
     return good
+
+
+def ended(process: Popen[bytes]) -> int:
+    """Wait until a process ends by itself, also after Ctrl-C, which it gets too."""
+    while process.poll() is None:
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            print("waiting for whole iterations and checkpoints", file=sys.stderr)
+    return process.returncode

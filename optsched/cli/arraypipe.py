@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
+from subprocess import Popen
 from typing import Annotated
 
 import typer
@@ -122,13 +122,13 @@ def run(
     Example: optsched arraypipe run train.py:make plan.schedule.json --checkpoint ckpt
     """
     from optsched.arraypipe.commands import run_script
-    from optsched.arraypipe.from_plan import chosen_array
+    from optsched.arraypipe.from_plan import chosen_array, ended
     from optsched.model.schedule import Schedule
 
     if ranks is not None and "RANK" not in os.environ:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         program = ["--no-python", sys.executable, "-c", "from optsched.cli import main; main()"]
-        raise typer.Exit(subprocess.call([sys.executable, *launcher, *program, *sys.argv[1:]]))
+        raise typer.Exit(ended(Popen([sys.executable, *launcher, *program, *sys.argv[1:]])))
     settings = {"every": every, "verbose": not quiet}
     given = None if schedule is None else chosen_array(Schedule.read(schedule), array)
     if not run_script(script, given, steps, output, settings, checkpoint=checkpoint, resume=resume):

@@ -9,7 +9,7 @@ import msgspec
 
 from optsched.errors import Infeasible
 from optsched.io.strict_json import shortened
-from optsched.io.text import time_text
+from optsched.io.text import duration
 from optsched.io.values import number
 from optsched.plan.array_document import PlannedArray, join, planned_arrays, schedule_of
 from optsched.solving.solve import solve
@@ -127,7 +127,7 @@ def explain_arrays(document: Schedule, previous: Schedule | None = None) -> list
         place = f"starts on {gpus}" if old is None else f"moves from {old} to {gpus}"
         sentences.append(
             f"{one.name} {f'keeps {gpus}' if old == gpus else place}: {one.jobs} jobs every "
-            f"{time_text(one.period, 'ns')}, at most {one.period / max(1, one.bound) - 1:.1%} "
+            f"{duration(one.period)}, at most {one.period / max(1, one.bound) - 1:.1%} "
             f"above the least; {one.steps:,} steps in {one.seconds:,} s."
         )
     sentences += [f"{name} leaves {gpus}." for name, gpus in before.items()]
