@@ -43,7 +43,8 @@ from optsched.serving.tables import additive, nearest
 from optsched.serving.workload import arrivals, network_mmac, read_arrivals, reference
 
 _LATE = {
-    "optsched.serving.executor": ("Executor",),
+    "optsched.serving.executor": ("DeadlineMissed", "Executor", "RequestsLost"),
+    "optsched.serving.live": ("Answer", "LiveServer", "Telemetry"),
     "optsched.serving.network": (
         "SlimResNet", "cifar100", "digits", "load_network", "measure_accuracy", "save_network",
         "train_slim",

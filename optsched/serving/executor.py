@@ -7,31 +7,18 @@ import threading
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.io.strict_json import shortened, without_collector
-from optsched.io.values import frozen
-from optsched.serving.core import (
-    BUSY,
-    DONE,
-    LOAD,
-    LOADED,
-    LOADING,
-    NEVER,
-    RUN,
-    TICK,
-    UNIT,
-    UNLOAD,
-    UNLOADED,
-)
+from optsched.io.values import frozen, integer
+from optsched.serving import core, world
 from optsched.serving.log import Log
 from optsched.serving.plan import SLOTS
 from optsched.serving.routers import InfeasibleRoute, MarginalCost, View
 from optsched.serving.scenario import Scenario
-from optsched.serving.server_process import Servers, parse_devices
 from optsched.serving.simulator import (
     Run,
     doubled,
@@ -41,36 +28,30 @@ from optsched.serving.simulator import (
     shed_rows,
     totals,
 )
-from optsched.serving.world import (
-    ARRIVE,
-    ENDED,
-    INFEASIBLE,
-    REQUEUE,
-    ROUTE,
-    UNDECIDED,
-    feed,
-)
+from optsched.serving.tables import NEVER
 
 try:
     import torch
 except ImportError:
     raise MissingExtra("the executor", "serving") from None
 
+from optsched.serving.network import work_of
+from optsched.serving.server_process import Servers, parse_devices
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch import Tensor
 
     from optsched.serving.core import Settings
-    from optsched.serving.network import SlimResNet
+    from optsched.serving.live import LiveServer
+    from optsched.serving.network import Segmented
     from optsched.serving.plan import Plan
     from optsched.serving.routers import AnyRouter
     from optsched.serving.server_process import Task
-    from optsched.serving.tables import FloatArray
 
 _POLL: Final = 0.1  # longest wait in seconds, between calls of on_progress
 _WAKE_UP: Final = 3e-4  # seconds before an arrival that are not slept: waking up takes as long
-
 
 Command = tuple[int, int, int, int]
 """Kind, server, slot, until; see `core.COMMAND`."""
@@ -78,51 +59,83 @@ Command = tuple[int, int, int, int]
 _PENDING: Final = -1  # end of a batch that is running
 
 
+class RequestsLost(OptschedError):
+    """Servers died with requests that could not be served; of a replay, the run is in ``.run``."""
+
+    run: LiveRun | None = None
+
+
+class DeadlineMissed(OptschedError):
+    """A request was shed: by its expected end it could not be answered in time."""
+
+
+class Batch(NamedTuple):
+    """A batch that is running: row in the log, segment, width and its requests."""
+
+    row: int
+    segment: int
+    width: int
+    requests: Any
+
+
 class Controller:
     """Passes events of an external clock to the kernels of the simulator.
 
-    `given` are plan, settings and seed, see `simulate`.
+    `given` are router, plan, settings and seed, see `simulate`. Without `keep`, rows of the log are
+    used again.
     """
 
-    def __init__(self, scenario: Scenario, router: Any = None, *given: Any) -> None:
+    def __init__(self, scenario: Scenario, router: Any = None, *given: Any, keep: bool = True):
         self.scenario, self.router = scenario, MarginalCost() if router is None else router
+        self.keep = keep
         self.waiting = False  # whether requests wait at the router: `ROUTE` is possible
-        self._row: dict[tuple[int, int], int] = {}  # (server, slot) -> row of the running batch
-        world = new_world(scenario, self.router, *given, log=True)
-        self._use(world._replace(transfer=frozen(0 * world.transfer)))  # links take real time
-        feed.prepare()  # type: ignore[attr-defined]
+        self.batches: dict[tuple[int, int], Batch] = {}
+        """Running batches by server and slot."""
+        found = new_world(scenario, self.router, *given, log=True)
+        self._use(found._replace(transfer=frozen(0 * found.transfer)))  # links take real time
+        world.feed.prepare()  # type: ignore[attr-defined]
 
-    def _use(self, world: Any) -> None:
-        self.world, self.view = world, View(self.scenario, world)
+    def _use(self, state: world.World) -> None:
+        self.world, self.view = state, View(self.scenario, state)
 
     def feed(self, event: int, s: int, which: int, now: int) -> list[Command]:
         """Process one event (see `world.feed`) and return the commands of the core."""
-        if self.world.trace["instances"][0] + SLOTS > len(self.world.instance_row):
-            self._use(self.world._replace(instance_row=doubled(self.world.instance_row)))
-        world, core = self.world, self.world.core
-        if event == DONE:
-            world.batch_row["end"][self._row.pop((s, which))] = now
-        elif event in (LOADED, UNLOADED):  # replaces the time predicted by the model
-            column = "ready" if event == LOADED else "unload"
-            world.instance_row[column][core.instance["row"][s, which]] = now
-        status = feed(world, event, s, which, now)
-        if status == UNDECIDED:
-            query(self.scenario, self.router, self.view, world)
-            status = feed(world, ROUTE, 0, 0, now)
-        if status == INFEASIBLE:
-            raise InfeasibleRoute(infeasible(self.scenario, world))
-        self.waiting = status == ENDED
-        commands: list[Command] = core.command[: core.state[0]["commands"]].tolist()
-        slots = [(s, slot) for kind, s, slot, _ in commands if kind == RUN]
-        first = int(world.trace[0]["batches"]) - len(slots)
-        self._row |= {at: first + j for j, at in enumerate(slots)}
-        world.batch_row["end"][first : first + len(slots)] = _PENDING
+        self._reserve()
+        state, trace = self.world, self.world.trace[0]
+        if event == core.DONE:
+            state.batch_row["end"][self.batches.pop((s, which)).row] = now
+        elif event in (core.LOADED, core.UNLOADED):  # replaces the time predicted by the model
+            column = "ready" if event == core.LOADED else "unload"
+            state.instance_row[column][state.core.instance["row"][s, which]] = now
+        status = world.feed(state, event, s, which, now)
+        while status == world.UNDECIDED:
+            query(self.scenario, self.router, self.view, state)
+            status = world.feed(state, world.ROUTE, 0, 0, now)
+        if status == world.INFEASIBLE:
+            raise InfeasibleRoute(infeasible(self.scenario, state))
+        self.waiting = status == world.ENDED
+        commands: list[Command] = state.core.command[: state.core.state[0]["commands"]].tolist()
+        slots = [(to, slot) for kind, to, slot, _ in commands if kind == core.RUN]
+        first = int(trace["batches"]) - len(slots)
+        for row, at in enumerate(slots, first):
+            one = state.batch_row[row]
+            requests = state.request_row["request"][one["first"] :][: one["images"]].copy()
+            self.batches[at] = Batch(row, int(one["segment"]), int(one["width"]), requests)
+            one["end"] = _PENDING
         return commands
 
-    def batch(self, s: int, slot: int) -> tuple[Any, Any]:
-        """Return the batch that an instance runs, as a row of the log, and its requests."""
-        row = self.world.batch_row[self._row[s, slot]]
-        return row, self.world.request_row["request"][row["first"] :][: row["images"]].copy()
+    def _reserve(self) -> None:
+        """Make space for the rows of one event."""
+        state, trace = self.world, self.world.trace[0]
+        if trace["instances"] + SLOTS > len(state.instance_row):
+            if self.keep:
+                self._use(state._replace(instance_row=doubled(state.instance_row)))
+            else:
+                trace["instances"] = 0
+        if not self.keep:
+            full = trace["batches"] + SLOTS > len(state.batch_row)
+            if full or trace["entries"] + len(state.request) > len(state.request_row):
+                trace["batches"] = trace["entries"] = 0
 
     def shed(self) -> list[int]:
         """Return the requests that were shed since the last call."""
@@ -135,45 +148,47 @@ class Controller:
 
     def lose(self, s: int, now: int) -> list[tuple[int, int]]:
         """Remove a dead server; return its requests and the segments that they need."""
-        world, core = self.world, self.world.core
-        busy = core.instance[s][core.instance[s]["state"] == BUSY]
+        state = self.world
+        blocks, instances = state.core.block, state.core.instance[s]
+        busy = instances[instances["state"] == core.BUSY]
         found = []
-        for b in [*core.queue["head"][s].tolist(), *busy["first"].tolist()]:
+        for b in [*state.core.queue["head"][s].tolist(), *busy["first"].tolist()]:
             while b >= 0:
-                block, r = core.block[b], int(core.block[b]["first"])
+                block, r = blocks[b], int(blocks[b]["first"])
                 for _ in range(block["images"]):
                     found.append((r, int(block["segment"])))
-                    r = int(world.request[r]["next"])
-                following, block["next"] = int(block["next"]), core.state["free_block"][0]
-                core.state["free_block"], b = b, following
-        self._row = {at: row for at, row in self._row.items() if at[0] != s}
-        rows = world.instance_row[: world.trace["instances"][0]]
+                    r = int(state.request[r]["next"])
+                following, block["next"] = int(block["next"]), state.core.state["free_block"][0]
+                state.core.state["free_block"], b = b, following
+        self.batches = {at: one for at, one in self.batches.items() if at[0] != s}
+        rows = state.instance_row[: state.trace["instances"][0]]
         resident = (rows["server"] == s) & (rows["unload"] < 0)
         rows["unload"][resident] = now
         rows["ready"][resident] = np.minimum(rows["ready"][resident], now)
-        load = min(int(core.server["load"][s]), UNIT)
-        world.trace["load"] -= load
-        world.trace["squares"] -= load * load
-        core.server[s], core.instance[s], core.queue[s] = 0, 0, -1
-        core.server["wake"][s] = NEVER
-        alive = np.arange(len(core.server)) != s
-        able = frozen(world.feasible & alive[:, None, None])
-        capacity = {key: doubled(getattr(world, key)) for key in ("batch_row", "request_row")}
-        self._use(world._replace(feasible=able, **capacity))
+        server = state.core.server
+        load = min(int(server["load"][s]), core.UNIT)
+        state.trace["load"] -= load
+        state.trace["squares"] -= load * load
+        server[s], state.core.instance[s], state.core.queue[s] = 0, 0, -1
+        server["wake"][s] = NEVER
+        alive = np.arange(len(server)) != s
+        able = frozen(state.feasible & alive[:, None, None])
+        capacity = {key: doubled(getattr(state, key)) for key in ("batch_row", "request_row")}
+        self._use(state._replace(feasible=able, **(capacity if self.keep else {})))
         return sorted(found)
 
     def log(self, end: int | None, provenance: dict[str, Any]) -> tuple[Log, int]:
         """Return the log, without unfinished batches, and the objective; `end`: of a cut run."""
-        trace, world = self.world.trace[0], self.world
-        batches = world.batch_row[: trace["batches"]]
+        trace, state = self.world.trace[0], self.world
+        batches = state.batch_row[: trace["batches"]]
         kept = batches["end"] != _PENDING
-        entries = world.request_row[: trace["entries"]][np.repeat(kept, batches["images"])]
+        entries = state.request_row[: trace["entries"]][np.repeat(kept, batches["images"])]
         batches = batches[kept]
         batches["first"] = np.cumsum(batches["images"]) - batches["images"]
-        instances = world.instance_row[: trace["instances"]]
-        summary, cost = totals(self.scenario, world, end, energy=False)
+        instances = state.instance_row[: trace["instances"]]
+        summary, cost = totals(self.scenario, state, end, energy=False)
         log = Log(
-            self.scenario, batches, entries, instances, shed_rows(world), summary, end, provenance,
+            self.scenario, batches, entries, instances, shed_rows(state), summary, end, provenance,
             True,
         )  # fmt: skip
         return log, cost
@@ -209,22 +224,14 @@ class LiveRun(Run):
         return 100 * right.double().mean().item() if done.any() else None
 
 
-class RequestsLost(OptschedError):
-    """Servers died with requests that could not be served; the run so far is in ``.run``."""
-
-    def __init__(self, message: str, run: LiveRun) -> None:
-        super().__init__(message)
-        self.run = run
-
-
 class Executor:
-    """Serves the requests of a scenario with a network, in real time.
+    """Serves requests with a network, in real time: those of a scenario, or submitted ones.
 
     Parameters
     ----------
     net, scenario
-        A network, and a scenario with its measured costs (`Costs.scenario`). Decisions and links
-        take their real time, not that of the scenario.
+        A network (see `Segmented`), and a scenario with its measured costs (`Costs.scenario`).
+        Decisions and links take their real time, not that of the scenario.
     router, plan, settings, seed
         See `simulate`.
     devices
@@ -233,7 +240,7 @@ class Executor:
 
     def __init__(
         self,
-        net: SlimResNet,
+        net: Segmented,
         scenario: Scenario,
         router: AnyRouter | None = None,
         plan: Plan | None = None,
@@ -243,18 +250,29 @@ class Executor:
     ) -> None:
         if not isinstance(scenario, Scenario):
             raise InputError(f"scenario: expected a Scenario, got {scenario!r:.60}")
-        same = len(net.channels) == scenario.n_segments
+        same = len(net.segments) == scenario.n_segments
         if not same or not np.array_equal(scenario.widths, net.widths):
             raise InputError(
-                f"net: {len(net.channels)} segments of widths {net.widths}, the scenario has "
+                f"net: {len(net.segments)} segments of widths {net.widths}, the scenario has "
                 f"{scenario.n_segments} of {scenario.widths}"
             )
         self.net, self.scenario = net, scenario
         self.devices = ["cpu"] * len(scenario.servers) if devices is None else devices
         if len(parse_devices(self.devices)) != len(scenario.servers):
             raise InputError(f"devices: {len(self.devices)} for {len(scenario.servers)} servers")
-        self._given = scenario, router, plan, settings, seed
-        Controller(*self._given)  # validates router and plan
+        self._given = router, plan, settings, seed
+        Controller(scenario, *self._given)  # validates router and plan
+
+    def _servers(self, shape: Sequence[int], rows: int) -> Servers:
+        """Prepare the servers for images of this shape."""
+        for k, one in enumerate(work_of(self.net, shape)):
+            if not np.allclose(self.scenario.mmac[k], one, rtol=1e-6):
+                raise InputError(
+                    f"net: segment {k} takes {one[-1][-1]:g} MMAC for images of shape "
+                    f"{tuple(shape)}, in the scenario {self.scenario.mmac[k, -1, -1]:g}: that is "
+                    "of another net or image size"
+                )
+        return Servers(self.net, self.devices, shape, rows)
 
     def run(
         self, images: Tensor, on_progress: Callable[[int, int], object] | None = None
@@ -267,7 +285,7 @@ class Executor:
         Parameters
         ----------
         images
-            Shape (requests, channels, side, side).
+            Shape (requests, ...).
         on_progress
             Called about ten times a second with the numbers of completed and of all requests.
 
@@ -276,146 +294,215 @@ class Executor:
         RequestsLost
             Requests lost their server twice, or no server is left.
         ServerFailed
-            A server did not start, or an instance failed.
+            A server did not start.
         """
-        given = torch.as_tensor(images)
-        n, side = self.scenario.n_requests, given.shape[-1] if given.ndim else 0
-        if given.shape != (n, self.net.in_channels, side, side) or not given.is_floating_point():
+        given, n = torch.as_tensor(images), self.scenario.n_requests
+        if given.ndim < 2 or len(given) != n or not given.is_floating_point():
             raise InputError(
-                f"images: expected floats of shape ({n}, {self.net.in_channels}, side, side), one "
-                f"image a request, got {given.dtype} of shape {tuple(given.shape)}"
+                f"images: expected floats of shape ({n}, ...), one image a request, got "
+                f"{given.dtype} of shape {tuple(given.shape)}"
             )
-        for k, rows in enumerate(self.net.mmac(max(side, 1))):
-            if not np.allclose(self.scenario.mmac[k], rows, rtol=1e-6):
-                raise InputError(
-                    f"net: segment {k} takes {rows[-1][-1]:g} MMAC at side {side}, in the scenario "
-                    f"{self.scenario.mmac[k, -1, -1]:g}: that is of another net or image size"
-                )
-        with Servers(self.net, self.devices, side, n) as servers:
+        with self._servers(given.shape[1:], n) as servers:
             # NumPy only: torch's threads would spin on the cores of the servers
             pixels = given.detach().to("cpu", torch.float32).flatten(1).numpy()
-            return _Replay(servers, pixels, *self._given).run(on_progress)
+            return _Replay(servers, pixels, self.scenario, *self._given).run(on_progress)
+
+    def start(self, shape: Sequence[int], capacity: int = 4096) -> LiveServer:
+        """Start the servers, for images of this shape that arrive by `LiveServer.submit`.
+
+        Parameters
+        ----------
+        shape
+            Of an image, without a batch dimension.
+        capacity
+            Maximum number of requests in progress; then `submit` waits.
+        """
+        from optsched.serving.live import LiveServer
+
+        servers = self._servers(shape, integer("capacity", capacity, 1, 2**20))
+        idle = self.scenario.replace(arrival_ms=np.zeros(servers.rows), deadline_ms=None)
+        return LiveServer(servers.__enter__(), tuple(shape), idle, *self._given)
 
 
-class _Replay(Controller):
-    """One run: replays the arrivals and sends the commands of the cores to the servers."""
+class Loop(Controller):
+    """Passes commands of the cores to the servers, and the ends of tasks to the controller."""
 
-    def __init__(self, servers: Servers, images: FloatArray, *given: Any) -> None:
-        super().__init__(*given)
-        self.servers, self.images, self.memory = servers, images, servers.memory.numpy()
-        self.outputs = np.full((len(images), servers.net.classes), np.nan, np.float32)
+    def __init__(self, servers: Servers, *given: Any, keep: bool) -> None:
+        super().__init__(*given, keep=keep)
+        self.servers, self.memory = servers, servers.memory.numpy()
         self.free = list(range(servers.rows))  # rows of the shared memory
-        self.place = np.zeros(len(images), np.int64)  # row of every request
-        self.last = len(images)  # arrivals stop after this many requests
+        self.place = np.arange(self.scenario.n_requests)  # row of every request
         self.died: list[int | str] = []
         self.again: set[int] = set()  # requests that were queued once more
-        self.origin = 0
-
-    def run(self, on_progress: Callable[[int, int], object] | None) -> LiveRun:
-        """Serve until all arrived requests are completed."""
-        trace, reported = self.world.trace[0], 0
+        self.outputs = servers.shapes[-1][-1]
+        self.busy = np.zeros(len(self.scenario.servers), np.int64)  # ns with a running batch
+        self._since = 0
         slots = np.argwhere(self.world.core.instance["state"]).tolist()
-        self.servers.run([(s, i, self._loading(s, i)) for s, i in slots])  # the plan's
-        with without_collector(), _on_interrupt(self._stop):
-            self.origin = time.perf_counter_ns()
-            while trace["completed"] < self.last:
-                self._step()
-                if on_progress is not None and self._now() > reported + _POLL * 1e9:
-                    reported = self._now()
-                    on_progress(int(trace["completed"]), len(self.images))
-        return self._result()
+        servers.run([(s, i, self._loading(s, i)) for s, i in slots])  # the plan's
+        self.origin = time.perf_counter_ns()
 
-    def _stop(self) -> None:
-        self.last = int(self.world.trace[0]["arrived"])
-
-    def _now(self) -> int:
+    def now(self) -> int:
+        """Return the time since the start, ns."""
         return time.perf_counter_ns() - self.origin
 
-    def _step(self) -> None:
+    def next_arrival(self) -> int:
+        """Return the time at which `accept` is to be called."""
+        return NEVER
+
+    def accept(self) -> None:
+        """Process the requests that have arrived."""
+        raise NotImplementedError
+
+    def answer(self, requests: Any, outputs: Any) -> None:
+        """Deliver outputs, by request; their rows are free."""
+        raise NotImplementedError
+
+    def refuse(self, requests: list[int], error: OptschedError) -> None:
+        """Deliver the error of requests that will not be answered."""
+
+    def step(self) -> None:
         """Wait for the next event, then process all that are due."""
-        arrival, wake = self.scenario.arrival, self.world.core.server["wake"]
-        r, due = int(self.world.trace[0]["arrived"]), int(wake.min())
-        if r < self.last and self.free:
-            due = min(due, int(arrival[r]))
-        wait = (due - self._now()) / 1e9 - _WAKE_UP
+        wake = self.world.core.server["wake"]
+        wait = (min(int(wake.min()), self.next_arrival()) - self.now()) / 1e9 - _WAKE_UP
         for s, slot in self.servers.receive(min(max(0, wait), _POLL)):
             if slot < 0:
                 self._lose(s)
             else:
-                self._ended(s, slot)
-        while r < self.last and self.free and arrival[r] <= self._now():
-            self.place[r] = row = self.free.pop()
-            self.memory[0, row, : self.images.shape[1]] = self.images[r]
-            self._process(ARRIVE, 0, r)
-            r += 1
-        for s in np.flatnonzero(wake <= self._now()).tolist():
-            self._process(TICK, s, 0)
+                self._end(s, slot)
+        self.accept()
+        for s in np.flatnonzero(wake <= self.now()).tolist():
+            self.process(core.TICK, s, 0)
         while self.waiting:
-            self._process(ROUTE, 0, 0)
+            self.process(world.ROUTE, 0, 0)
 
-    def _process(self, event: int, s: int, which: int) -> None:
+    def process(self, event: int, s: int, which: int) -> None:
         """Pass an event to the controller, and its commands to the servers."""
-        commands = self.feed(event, s, which, self._now())
-        self.free += self.place[self.shed()].tolist()
+        now, running = self.now(), self.world.core.server["running"]
+        self.busy += (running > 0) * (now - self._since)
+        self._since = now
+        commands = self.feed(event, s, which, now)
+        if dropped := self.shed():
+            self.free += self.place[dropped].tolist()
+            self.refuse(dropped, DeadlineMissed("the request could not be answered in time"))
         for kind, to, slot, _ in commands:
-            if kind == RUN:
-                row, requests = self.batch(to, slot)
-                rows, inputs = self.place[requests], self.world.request["width"][requests]
+            if kind == core.RUN:
+                batch = self.batches[to, slot]
+                rows = self.place[batch.requests]
+                inputs = self.world.request["width"][batch.requests]
                 parts = [(i, rows[inputs == i].tolist()) for i in sorted({*inputs.tolist()})]
-                task = ("run", int(row["segment"]), int(row["width"]), parts)
-                self.servers.send(to, slot, task)
-            elif kind == LOAD:
+                self.servers.send(to, slot, ("run", batch.segment, batch.width, parts))
+            elif kind == core.LOAD:
                 self.servers.send(to, slot, self._loading(to, slot))
-            elif kind == UNLOAD:
+            elif kind == core.UNLOAD:
                 self.servers.send(to, slot, ("unload",))
 
     def _loading(self, s: int, slot: int) -> Task:
         instance = self.world.core.instance[s, slot]
         return ("load", int(instance["segment"]), int(instance["width"]))
 
-    def _ended(self, s: int, slot: int) -> None:
-        """Process the end of a task; copy the scores of completed requests."""
+    def _end(self, s: int, slot: int) -> None:
+        """Process the end of a task; deliver the outputs of completed requests."""
         state = int(self.world.core.instance[s, slot]["state"])
-        if state == BUSY:
-            row, requests = self.batch(s, slot)
-            if row["segment"] == self.scenario.n_segments - 1:
-                rows = self.place[requests]
-                scores = self.memory[self.scenario.n_segments % 2, :, : self.outputs.shape[1]]
-                self.outputs[requests] = scores[rows]
-                self.free += rows.tolist()
-        self._process({BUSY: DONE, LOADING: LOADED}.get(state, UNLOADED), s, slot)
+        ends = {core.BUSY: core.DONE, core.LOADING: core.LOADED}
+        batch = self.batches[s, slot] if state == core.BUSY else None
+        self.process(ends.get(state, core.UNLOADED), s, slot)
+        if batch is not None and batch.segment == self.scenario.n_segments - 1:
+            rows = self.place[batch.requests]
+            n = int(np.prod(self.outputs))
+            outputs = self.memory[self.scenario.n_segments % 2, :, :n][rows]
+            self.again.difference_update(batch.requests.tolist())
+            self.free += rows.tolist()
+            self.answer(batch.requests, outputs)
 
     def _lose(self, s: int) -> None:
         """Queue the requests of a dead server once more."""
-        found = self.lose(s, self._now())
+        found = self.lose(s, self.now())
         self.died.append(self.scenario.servers[s].id)
         if not self.servers.alive:
             self.died = [server.id for server in self.scenario.servers]
-            self._fail("no server is left")
-        if lost := [repr(self.scenario.ids[r]) for r, _ in found if r in self.again]:
-            self._fail(f"requests lost their server twice: {shortened(lost)}")
+            self.fail("no server is left")
+        lost = [r for r, _ in found if r in self.again]
+        if lost:
+            self.lost(lost)
         for r, segment in found:
-            self.again.add(r)
-            self._process(REQUEUE, segment, r)
+            if r not in lost:
+                self.again.add(r)
+                self.process(world.REQUEUE, segment, r)
+
+    def lost(self, requests: list[int]) -> None:
+        """Give up requests that have lost their server twice."""
+        self.fail(f"requests lost their server twice: {self.names(requests)}")
+
+    def names(self, requests: Iterable[int]) -> str:
+        """Return the identifiers of requests, shortened."""
+        return shortened([repr(self.scenario.ids[r]) for r in requests], 10)
+
+    def fail(self, reason: str) -> None:
+        """Raise `RequestsLost`."""
+        errors = "".join(f"; server {s}: {text}" for s, text in self.servers.errors.items())
+        died = ", ".join(map(repr, self.died))
+        raise RequestsLost(f"servers died ({died}), {reason}{errors}")
+
+
+class _Replay(Loop):
+    """One run of the requests of a scenario."""
+
+    def __init__(self, servers: Servers, images: Any, *given: Any) -> None:
+        super().__init__(servers, *given, keep=True)
+        self.images = images
+        self.scores = np.full((len(images), int(np.prod(self.outputs))), np.nan, np.float32)
+        self.last = len(images)  # arrivals stop after this many requests
+
+    def run(self, on_progress: Callable[[int, int], object] | None) -> LiveRun:
+        """Serve until all arrived requests are completed."""
+        trace, reported = self.world.trace[0], 0
+        with without_collector(), _on_interrupt(self._stop):
+            self.origin = time.perf_counter_ns()
+            while trace["completed"] < self.last:
+                try:
+                    self.step()
+                except RequestsLost as error:
+                    open_ = self.names(np.flatnonzero(self._open()).tolist())
+                    failed = RequestsLost(f"{error}; requests that are not done: {open_}")
+                    failed.run = self._result()
+                    raise failed from None
+                if on_progress is not None and self.now() > reported + _POLL * 1e9:
+                    reported = self.now()
+                    on_progress(int(trace["completed"]), len(self.images))
+        return self._result()
+
+    def _stop(self) -> None:
+        self.last = int(self.world.trace[0]["arrived"])
+
+    def next_arrival(self) -> int:
+        """Return the arrival of the next request, if there is a row for it."""
+        r = int(self.world.trace[0]["arrived"])
+        return int(self.scenario.arrival[r]) if r < self.last and self.free else NEVER
+
+    def accept(self) -> None:
+        """Process the requests that have arrived."""
+        while self.next_arrival() <= self.now():
+            r = int(self.world.trace[0]["arrived"])
+            self.place[r] = row = self.free.pop()
+            self.memory[0, row, : self.images.shape[1]] = self.images[r]
+            self.process(world.ARRIVE, 0, r)
+
+    def answer(self, requests: Any, outputs: Any) -> None:
+        """Store outputs."""
+        self.scores[requests] = outputs
+
+    def _open(self) -> Any:
+        request = self.world.request
+        return (request["finish"] < 0) & (request["shed"] < 0)
 
     def _result(self) -> LiveRun:
-        request = self.world.request
-        cut = self._now() if ((request["finish"] < 0) & (request["shed"] < 0)).any() else None
+        cut = self.now() if self._open().any() else None
         log, cost = self.log(cut, {"died": self.died} if self.died else {})
-        outputs = torch.from_numpy(self.outputs)
+        outputs = torch.from_numpy(self.scores).unflatten(1, self.outputs)
+        request = self.world.request
         return LiveRun(
             self.scenario, log, log.summary, cost, request["finish"], request["tuple"], outputs
         )
-
-    def _fail(self, reason: str) -> None:
-        """Raise `RequestsLost` with the names of the requests."""
-        request = self.world.request
-        open_ = np.flatnonzero((request["finish"] < 0) & (request["shed"] < 0)).tolist()
-        ids = [repr(self.scenario.ids[r]) for r in open_]
-        raise RequestsLost(
-            f"servers died ({', '.join(map(repr, self.died))}), {reason}; requests that are not "
-            f"done: {shortened(ids, 10)}", self._result(),
-        )  # fmt: skip
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import math
 from contextlib import ExitStack, suppress
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
@@ -27,7 +27,7 @@ except ImportError:
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _MAX_SIZE = 2**16  # of channels, classes and sides
 
@@ -57,6 +57,8 @@ class SlimResNet(nn.Module):
     seed
         Of the initial weights; the global generator of torch is not used.
     """
+
+    zero_padded = True
 
     def __init__(
         self,
@@ -135,6 +137,70 @@ class SlimResNet(nn.Module):
                     "channels, widths or group_channels"
                 )
         return [round(count) for count in found]
+
+
+Shapes = list[list[tuple[int, ...]]]
+"""Shapes of one image's activations: [segment][input width], and of the outputs."""
+
+
+class Segmented(Protocol):
+    """A network in segments with widths; any ``nn.Module`` that has these attributes.
+
+    A segment is called with an input, the index of its width, and that of the input's width. With
+    ``sliced(k, width)``, an instance holds what that returns instead of a whole segment; with
+    ``zero_padded = True``, zeros in place of missing channels (dimension 1) change nothing, so that
+    inputs of different widths are run at once.
+    """
+
+    widths: Sequence[float]
+    segments: Any
+
+    def modules(self) -> Iterator[nn.Module]:
+        """Return all parts, as ``nn.Module`` does."""
+        ...
+
+
+def shapes_of(net: Segmented, shape: Sequence[int]) -> Shapes:
+    """Return the shapes of activations for images of a shape, by one image at every width."""
+    found: Shapes = [[tuple(shape)], *([] for _ in net.segments)]
+    weight = _weight(net)
+    with torch.no_grad():
+        for w in range(len(net.widths)):
+            x = weight.new_zeros(1, *shape)
+            for k, segment in enumerate(net.segments):
+                try:
+                    x = segment(x, w, w if k else 0)
+                except Exception as error:  # code of the user
+                    raise InputError(
+                        f"net: segment {k} at width {w} fails on an input of shape "
+                        f"{tuple(x.shape)}: {type(error).__name__}: {error}"
+                    ) from error
+                found[k + 1].append(tuple(x.shape[1:]))
+    if len({*found[-1]}) > 1:
+        raise InputError(f"net: the shape of outputs depends on the width: {found[-1]}")
+    return found
+
+
+def _weight(net: Segmented) -> Tensor:
+    """Return a weight: its device and type are those of inputs."""
+    return next((p for part in net.modules() for p in part.parameters()), torch.zeros(1))
+
+
+def work_of(net: Segmented, shape: Sequence[int]) -> list[list[list[float]]]:
+    """Count millions of multiply-accumulates an image, [segment][input width][width]."""
+    if isinstance(net, SlimResNet) and len({*shape[1:]}) == 1:
+        return net.mmac(shape[-1])
+    from torch.utils.flop_counter import FlopCounterMode
+
+    shapes, weight = shapes_of(net, shape), _weight(net)
+    found = [np.zeros((len(row), len(net.widths))) for row in shapes[:-1]]
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        for k, row in enumerate(found):
+            for i, w in np.ndindex(row.shape):
+                before = counter.get_total_flops()
+                net.segments[k](weight.new_zeros(1, *shapes[k][i]), w, i)
+                row[i, w] = (counter.get_total_flops() - before) / 2e6
+    return [row.tolist() for row in found]
 
 
 class Segment(nn.Module):

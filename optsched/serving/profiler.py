@@ -17,7 +17,7 @@ from optsched.serving.workload import arrivals
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from optsched.serving.network import SlimResNet
+    from optsched.serving.network import Segmented
     from optsched.serving.tables import FloatArray
 
 _WARM: Final = 2  # warm-up rounds
@@ -85,11 +85,12 @@ class Costs(NamedTuple):
 
 
 def profile(
-    net: SlimResNet,
+    net: Segmented,
     devices: Sequence[str] = ("cpu", "cpu"),
     batches: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
     *,
     side: int = 32,
+    shape: Sequence[int] | None = None,
     repeats: int = 20,
     seed: int = 0,
     on_progress: Callable[[int, int], object] | None = None,
@@ -102,11 +103,11 @@ def profile(
     Parameters
     ----------
     net, devices
-        Any weights; see `Servers`.
+        Any weights; see `Segmented` and `Servers`.
     batches
         Sizes; the largest becomes the scenario's `max_batch`.
-    side
-        Pixels of an image's side.
+    side, shape
+        Pixels of the side of an image for a `SlimResNet`; the shape of an image for others.
     repeats
         Rounds in random orders, of which medians are taken.
     seed
@@ -114,14 +115,18 @@ def profile(
     on_progress
         Called with the numbers of completed and of all rounds.
     """
+    from optsched.serving.network import work_of
     from optsched.serving.server_process import Servers
 
+    if shape is None:
+        shape = (getattr(net, "in_channels", 1), integer("side", side, 1, 2**16), side)
     sizes = sorted({integer("batches", n, 1, 4096) for n in batches})
     if not sizes:
         raise InputError("batches: expected at least one size, got none")
     rng = np.random.default_rng(integer("seed", seed, 0, 2**31 - 1))
     rounds = _WARM + integer("repeats", repeats, 1, 10_000)
-    mmac = np.array([part * len(net.widths) if len(part) == 1 else part for part in net.mmac(side)])
+    work = work_of(net, shape)
+    mmac = np.array([part * len(net.widths) if len(part) == 1 else part for part in work])
     k, w, _ = mmac.shape
     if not len(devices) or k > SLOTS:
         raise InputError(f"devices, net: {len(devices)} devices, {k} segments (at most {SLOTS})")
@@ -132,7 +137,7 @@ def profile(
     held = {*rng.permutation(inner)[: len(inner) // 4].tolist()}
     every = range(len(devices))
     ms = np.zeros((rounds, len(devices), len(cases)))
-    with Servers(net, devices, side, sizes[-1]) as servers:
+    with Servers(net, devices, shape, sizes[-1]) as servers:
         servers.memory.normal_()
         loads = [
             servers.run([(s, j * each + m, ("load", j, v)) for s in every])
@@ -151,7 +156,8 @@ def profile(
                 sleep(times.max() / 1e3)  # idle time between batches, as in use
             if on_progress is not None:
                 on_progress(done, rounds)
-        size = [[sum(p.nbytes for p in net.sliced(j, v).parameters()) + servers.memory.nbytes
+        held_by = getattr(net, "sliced", lambda j, _: net.segments[j])
+        size = [[sum(p.nbytes for p in held_by(j, v).parameters()) + servers.memory.nbytes
                  for v in range(w)] for j in range(k)]  # fmt: skip
     vram_mb = (np.array(size) / 1e6).round(3)
     capacity = SLOTS * float(vram_mb.max())
@@ -163,10 +169,10 @@ def profile(
         load_ms = float(np.median(loads, axis=0)[s])
         found.append(fit(f"{device}-{s}", capacity, load_ms, samples, mmac))
     costs = Costs(sizes[-1], net.widths, mmac.tolist(), vram_mb.tolist(), found)
-    return costs._replace(router_ms=_router_ms(net, costs, devices, side))
+    return costs._replace(router_ms=_router_ms(net, costs, devices, shape))
 
 
-def _router_ms(net: SlimResNet, costs: Costs, devices: Sequence[str], side: int) -> float:
+def _router_ms(net: Segmented, costs: Costs, devices: Sequence[str], shape: Sequence[int]) -> float:
     """Median ms between the end of a request's batch and its next queue, in a trial."""
     import torch
 
@@ -179,7 +185,7 @@ def _router_ms(net: SlimResNet, costs: Costs, devices: Sequence[str], side: int)
     scenario = costs.scenario(np.zeros((w,) * k), rate=rate, seconds=_TRIAL / rate)
     plan = Plan.of([(s, j, w - 1) for s in range(len(devices)) for j in range(k)])
     router = Router(RandomWidth(), RoundRobin(), 1)
-    images = torch.zeros(scenario.n_requests, net.in_channels, side, side)
+    images = torch.zeros(scenario.n_requests, *shape)
     log = Executor(net, scenario, router, plan, devices=devices).run(images).log
     assert log is not None
     batches = np.repeat(log.batches, log.batches["images"])

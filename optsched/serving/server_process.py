@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from contextlib import nullcontext, suppress
+from multiprocessing import spawn
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,7 +31,7 @@ try:
 except ImportError:
     raise MissingExtra("running a network", "serving") from None
 
-from optsched.serving.network import pad
+from optsched.serving.network import pad, shapes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from optsched.serving.network import SlimResNet
+    from optsched.serving.network import Segmented, Shapes
 
 _MEMORY: Final = 2**30  # bytes of shared memory for activations
 
@@ -50,26 +51,31 @@ The parts of a batch are rows of the shared memory by input width, ascending.
 
 
 class ServerFailed(OptschedError):
-    """A server did not start or died, or a task of an instance failed."""
+    """A server did not start, or died, perhaps by an error in a task."""
 
 
 class Servers:
     """Processes that run segments of a network; a context manager.
 
-    A device is ``"cpu"`` (a share of the cores), ``"cpu:0,1"`` (these cores), or ``"cuda:0"``. The
-    shared memory has a row per image in progress, at most `rows`, and 4096 beyond 1 GiB.
+    A device is ``"cpu"`` (a share of the cores), ``"cpu:0,1"`` (these cores), or ``"cuda:0"``;
+    `shape` is that of an image. The shared memory has a row per image in progress, at most `rows`,
+    and 4096 beyond 1 GiB.
     """
 
-    def __init__(self, net: SlimResNet, devices: Sequence[str], side: int, rows: int) -> None:
+    def __init__(
+        self, net: Segmented, devices: Sequence[str], shape: Sequence[int], rows: int
+    ) -> None:
         self.net, self.places = net, parse_devices(devices)
-        # of the inputs of all segments and of the output
-        self.sides = [-(-side // 2 ** max(k - 1, 0)) for k in range(len(net.channels) + 1)]
-        outputs = [c * s**2 for c, s in zip(net.channels, self.sides[1:], strict=True)]
-        self.floats = max(net.in_channels * side**2, net.classes, *outputs)
+        self.shapes = shapes_of(net, shape)
+        self.floats = max(math.prod(one) for row in self.shapes for one in row)
         self.rows = max(1, min(rows, max(_MEMORY // (8 * self.floats), 4096)))
+        self.errors: dict[int, str] = {}
+        """Errors of tasks by server; they have ended it."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ends: list[list[Connection]] = []
         self._at: dict[Connection, tuple[int, int]] = {}  # server and slot
+        self._bell, self._button = os.pipe()
+        self._rung = False
 
     def __enter__(self) -> Self:
         net = copy.deepcopy(self.net).cpu()
@@ -82,10 +88,13 @@ class Servers:
                 for s, place in enumerate(self.places):
                     end = self._ends[s][0]
                     try:
-                        end.send_bytes(pickle.dumps((net, *place, self.sides, self.rows)))
-                        end.recv_bytes()
+                        end.send_bytes(pickle.dumps(_main_module(net)))
+                        end.send_bytes(pickle.dumps((net, *place, self.shapes, self.rows)))
+                        error = end.recv_bytes().decode()
                     except (EOFError, OSError):
-                        raise ServerFailed(f"{self.name(s)} did not start") from None
+                        error = "it ended"
+                    if error:
+                        raise ServerFailed(f"{self.name(s)} did not start: {error}")
             except BaseException:
                 self.__exit__()
                 raise
@@ -94,6 +103,8 @@ class Servers:
     def __exit__(self, *_: object) -> None:
         for end in [end for ends in self._ends for end in ends]:
             end.close()
+        for file in (self._bell, self._button):
+            os.close(file)
         for process in self._processes:
             try:
                 process.wait(5)
@@ -119,9 +130,9 @@ class Servers:
             end.close()
 
     @property
-    def alive(self) -> bool:
-        """Whether a server is alive."""
-        return bool(self._at)
+    def alive(self) -> set[int]:
+        """Servers that are alive."""
+        return {s for s, _ in self._at.values()}
 
     def name(self, s: int) -> str:
         """Name in messages."""
@@ -132,22 +143,32 @@ class Servers:
         with suppress(OSError):
             self._ends[s][slot].send_bytes(msgspec.msgpack.encode(task))
 
+    def wake(self) -> None:
+        """End a `receive` of another thread, or its next one."""
+        if not self._rung:
+            self._rung = True
+            os.write(self._button, b"!")
+
     def receive(self, timeout: float | None = None) -> list[tuple[int, int]]:
         """Wait for tasks to end; returns servers and slots, slot -1 for a server that has died."""
         found = []
-        for end in select.select(list(self._at), (), (), timeout)[0]:
+        for end in select.select([*self._at, self._bell], (), (), timeout)[0]:
+            if end == self._bell:
+                os.read(self._bell, 16)
+                self._rung = False
             if end not in self._at:
                 continue  # its server died in this call
             s, slot = self._at[end]
             try:
-                error = end.recv_bytes()
+                if error := end.recv_bytes():
+                    self.errors[s] = error.decode()
             except (EOFError, OSError):
+                slot = -1
+            if slot < 0 or s in self.errors:
                 self._at = {end: at for end, at in self._at.items() if at[0] != s}
                 self._processes[s].kill()
                 self._processes[s].wait()  # no more writes to the shared memory
-                slot, error = -1, b""
-            if error:
-                raise ServerFailed(f"{self.name(s)}: {error.decode()}")
+                slot = -1
             found.append((s, slot))
         return found
 
@@ -161,7 +182,7 @@ class Servers:
         while len(ended) < len(begun):
             for s, slot in self.receive():
                 if slot < 0:
-                    raise ServerFailed(f"{self.name(s)} died")
+                    raise ServerFailed(f"{self.name(s)} died: {self.errors.get(s, 'it ended')}")
                 ended[s, slot] = time.perf_counter()
         return [1e3 * (ended[at] - since) for at, since in begun.items()]
 
@@ -188,6 +209,12 @@ def parse_devices(devices: Sequence[str]) -> list[tuple[str, list[int]]]:
     return found
 
 
+def _main_module(net: Segmented) -> dict[str, Any] | None:
+    """What a server needs to import the program that defines the network, if it does."""
+    used = {type(part).__module__ for part in net.modules()}
+    return spawn.get_preparation_data("server") if "__main__" in used else None
+
+
 def _unnamed() -> Any:
     """Open an unnamed file, which is removed with the last process that has it open."""
     if hasattr(os, "memfd_create"):
@@ -205,13 +232,18 @@ def main() -> None:
     memory, *files = map(int, sys.argv[1:])
     pipes = [Connection(file) for file in files]
     try:
-        net, device, cores, sides, rows = pickle.loads(pipes[0].recv_bytes())
+        if (module := pickle.loads(pipes[0].recv_bytes())) is not None:
+            spawn.prepare(module)
+        net, device, cores, shapes, rows = pickle.loads(pipes[0].recv_bytes())
     except (EOFError, OSError):  # the parent has ended
+        os._exit(1)
+    except Exception as error:  # code of the user
+        pipes[0].send_bytes(f"{type(error).__name__}: {error}".encode())
         os._exit(1)
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
     torch.set_num_threads(1)
-    given = (net, torch.device(device), sides, _buffers(memory, rows))
+    given = (net, torch.device(device), shapes, _buffers(memory, rows))
     threads = [threading.Thread(target=_attend, args=(pipe, *given)) for pipe in pipes]
     gc.freeze()
     pipes[0].send_bytes(b"")
@@ -223,29 +255,32 @@ def main() -> None:
 
 
 def _attend(
-    pipe: Connection, net: SlimResNet, device: torch.device, sides: list[int], memory: Tensor
+    pipe: Connection, net: Segmented, device: torch.device, shapes: Shapes, memory: Tensor
 ) -> None:
     """Run the tasks of one slot."""
     torch.set_num_threads(1)
     gpu = device.type == "cuda"
     stream: Any = torch.cuda.stream(torch.cuda.Stream(device)) if gpu else nullcontext()
+    padded = getattr(net, "zero_padded", False)
     segment: Any = None
 
     def load(k: int, width: int) -> Any:
-        copied = net.sliced(k, width).to(device)
+        slice_of = getattr(net, "sliced", lambda k, _: copy.deepcopy(net.segments[k]))
+        copied = slice_of(k, width).to(device)
         for n in (1, 2):  # allocates kernels and memory before the first request
-            x = torch.zeros(n, copied.inputs[-1], sides[k], sides[k], device=device)
-            copied(x, width, len(copied.inputs) - 1)
+            x = torch.zeros(n, *shapes[k][-1], device=device)
+            copied(x, width, len(shapes[k]) - 1)
         return copied
 
     def run(k: int, width: int, parts: list[tuple[int, list[int]]]) -> None:
         inputs = []
         for i, rows in parts:
-            shape = (segment.inputs[i], sides[k], sides[k])
+            shape = shapes[k][i]
             x = memory[k % 2, :, : math.prod(shape)].index_select(0, torch.tensor(rows))
-            inputs.append(x.view(-1, *shape).to(device))
-        x = pad(inputs) if len(inputs) > 1 else inputs[0]
-        found = segment(x, width, parts[-1][0]).flatten(1).cpu()
+            inputs.append((i, x.view(-1, *shape).to(device)))
+        if padded and len(inputs) > 1:
+            inputs = [(inputs[-1][0], pad([x for _, x in inputs]))]
+        found = torch.cat([segment(x, width, i).flatten(1) for i, x in inputs]).cpu()
         at = torch.tensor([row for _, rows in parts for row in rows])
         memory[(k + 1) % 2, :, : found.shape[1]].index_copy_(0, at, found)
 

@@ -262,7 +262,7 @@ def test_orphans_end() -> None:
         (NET, {"plan": Plan.of([(5, 0, 0)])}, 0, "plan: server"),
         (tiny(channels=(4,)), {}, 0, "net: 1 segments"),
         (tiny(classes=9), {}, torch.zeros(2, 1, 8, 8), "another net"),
-        (NET, {}, torch.zeros(2, 1, 9, 9), "MMAC at side 9"),
+        (NET, {}, torch.zeros(2, 1, 9, 9), r"MMAC for images of shape \(1, 9, 9\)"),
         (NET, {}, torch.zeros(2, 1, 8, 8).int(), "int32"),
     ],
 )  # fmt: skip

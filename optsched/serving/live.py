@@ -1,0 +1,260 @@
+"""Answer images that any thread submits, by the servers of an executor; telemetry."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from optsched.errors import InputError
+from optsched.io.values import frozen
+from optsched.serving import core, world
+from optsched.serving.executor import DeadlineMissed, Loop, RequestsLost
+from optsched.serving.log import percentile
+from optsched.serving.tables import NEVER, NS_PER_MS, milliseconds
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from torch import Tensor
+
+    from optsched.errors import OptschedError
+    from optsched.serving.server_process import Servers
+
+_RECENT: Final = 1024  # answers whose latencies telemetry summarises
+
+
+class Answer(NamedTuple):
+    """Answer to a request: scores, indices of the widths that it was run at, latency."""
+
+    output: Tensor
+    widths: tuple[int, ...]
+    ms: float
+
+
+class ServerState(NamedTuple):
+    """State of a server: work that waits, running batches, resident instances, utilisation.
+
+    `utilisation` is the share of time with a running batch since the last call of `telemetry`.
+    Memory and power are those of the GPU by NVML; None where `note` says why.
+    """
+
+    id: int | str
+    device: str
+    alive: bool
+    queued_ms: float
+    running: int
+    instances: int
+    utilisation: float
+    vram_mb: float | None
+    watts: float | None
+    note: str
+
+
+class Telemetry(NamedTuple):
+    """State of a live server; latencies are those of the last 1024 answers."""
+
+    waiting: int
+    """Requests at the router."""
+    in_progress: int
+    answered: int
+    late: int
+    shed: int
+    lost: int
+    mean_ms: float | None
+    p99_ms: float | None
+    servers: list[ServerState]
+
+
+class LiveServer(Loop):
+    """Answers images that are submitted by any thread; a context manager, see `Executor.start`."""
+
+    def __init__(self, servers: Servers, shape: tuple[int, ...], *given: Any) -> None:
+        try:
+            super().__init__(servers, *given, keep=False)
+        except BaseException:
+            servers.__exit__()
+            raise
+        self.shape, n = shape, self.scenario.n_requests
+        self.arrival, self.deadline = np.zeros(n, np.int64), np.full(n, NEVER)
+        views = [frozen(one.view()) for one in (self.arrival, self.deadline)]
+        self._use(self.world._replace(arrival=views[0], deadline=views[1]))
+        settings = given[3] or core.Settings()
+        self._sheds = settings.shed
+        self._inbox: deque[tuple[int, int, int, Future[Answer]]] = deque()
+        self._futures: dict[int, Future[Answer]] = {}
+        self._lock, self._rows = threading.Lock(), threading.Semaphore(n)
+        self._accepted = self._done = 0  # requests; both are written under the lock
+        self._stopping, self._error = False, None
+        self._counts = {"answered": 0, "late": 0, "shed": 0, "lost": 0}
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._seen = 0, self.busy.copy()
+        self._thread = threading.Thread(target=self._serve, name="optsched-serving", daemon=True)
+        self._thread.start()
+
+    _error: BaseException | None
+
+    def submit(self, image: Any, deadline: float | None = None) -> Future[Answer]:
+        """Submit an image; its answer, or the reason why there is none, comes by the future.
+
+        Waits while `capacity` requests are in progress. Callbacks of the future run in the thread
+        that serves: they should be short.
+
+        Parameters
+        ----------
+        image
+            Floats of the shape given to `Executor.start`.
+        deadline
+            ms from now until which the answer is due; None: no deadline. A request that is shed
+            raises `DeadlineMissed`; a late one is answered.
+
+        Raises
+        ------
+        InputError
+            The image or the deadline is wrong, or the server was stopped.
+        """
+        given, now = torch.as_tensor(image), self.now()
+        if tuple(given.shape) != self.shape or not given.is_floating_point():
+            raise InputError(
+                f"image: expected floats of shape {self.shape}, got {given.dtype} of shape "
+                f"{tuple(given.shape)}"
+            )
+        due = NEVER
+        if deadline is not None:
+            due = now + round(milliseconds("deadline", deadline) * NS_PER_MS)
+        pixels = given.detach().to("cpu", torch.float32).flatten().numpy()
+        self._rows.acquire()
+        future: Future[Answer] = Future()
+        with self._lock:
+            if self._stopping:
+                self._rows.release()
+                reason = "it was stopped" if self._error is None else str(self._error)
+                raise InputError(f"submit: the server takes no images: {reason}") from self._error
+            row = self.free.pop()
+            self._accepted += 1
+            self.memory[0, row, : len(pixels)] = pixels
+            self._inbox.append((row, now, due, future))
+            self.servers.wake()
+        return future
+
+    def telemetry(self) -> Telemetry:
+        """Return the present state; may be called by any thread."""
+        state, now, busy = self.world, self.now(), self.busy.copy()
+        (since, before), self._seen = self._seen, (now, busy)
+        alive = self.servers.alive
+        rows = state.core.server
+        servers = [
+            ServerState(
+                one.id, self.servers.places[s][0], s in alive, float(rows["queued"][s]) / NS_PER_MS,
+                int(rows["running"][s]), int((state.core.instance["state"][s] != core.EMPTY).sum()),
+                float(min(1.0, (busy[s] - before[s]) / max(now - since, 1))),
+                *_nvml(self.servers.places[s][0]),
+            )
+            for s, one in enumerate(self.scenario.servers)
+        ]  # fmt: skip
+        recent = np.sort(np.array(self._recent))
+        mean = float(recent.mean()) if len(recent) else None
+        return Telemetry(
+            int(state.fifo["images"].sum()), self._accepted - self._done, **self._counts,
+            mean_ms=mean, p99_ms=percentile(recent, 99), servers=servers,
+        )  # fmt: skip
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Take no more images, answer those in progress, and end the servers.
+
+        After `timeout` seconds, requests that are still in progress get `RequestsLost`.
+        """
+        with self._lock:
+            if not self._stopping:
+                self._stopping = True
+                self.servers.wake()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._error = RequestsLost("the server was stopped")
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.stop(None if kind is None else 0.0)
+
+    def _serve(self) -> None:
+        """Serve until stopped and all requests are done."""
+        try:
+            while self._error is None and not (self._stopping and self._done == self._accepted):
+                self.step()
+        except BaseException as error:
+            self._error = error
+        finally:
+            with self._lock:
+                self._stopping = True
+            self._rows.release(self.scenario.n_requests)  # wakes threads in `submit`
+            error = self._error or RequestsLost("the server was stopped")
+            for future in [*self._futures.values(), *(one[-1] for one in self._inbox)]:
+                with suppress(Exception):
+                    future.set_exception(error)
+            self.servers.__exit__()
+
+    def accept(self) -> None:
+        """Process the requests that were submitted."""
+        while self._inbox:
+            row, at, due, future = self._inbox.popleft()
+            if not future.set_running_or_notify_cancel():
+                self.free.append(row)
+                self._release([row])
+                continue
+            self.arrival[row], self.deadline[row] = at, due
+            if due < NEVER:
+                self.world.trace["deadlines"], self.world.trace["sheds"] = True, self._sheds
+            self._futures[row] = future
+            self.process(world.ARRIVE, 0, row)
+
+    def _release(self, requests: list[int]) -> None:
+        """Free the rows of requests that are done."""
+        with self._lock:
+            self._done += len(requests)
+        self._rows.release(len(requests))
+
+    def answer(self, requests: Any, outputs: Any) -> None:
+        """Set the results of futures."""
+        now, state = self.now(), self.world
+        latency = now - self.arrival[requests]
+        widths = self.scenario.tuples[state.request["tuple"][requests]].tolist()
+        self._counts["late"] += int((now > self.deadline[requests]).sum())
+        self._counts["answered"] += len(requests)
+        self._recent.extend((latency / NS_PER_MS).tolist())
+        found = torch.from_numpy(outputs).unflatten(1, self.outputs)
+        for r, x, row, ns in zip(requests.tolist(), found, widths, latency.tolist(), strict=True):
+            self._futures.pop(r).set_result(Answer(x.clone(), tuple(row), ns / NS_PER_MS))
+        self._release(requests.tolist())
+
+    def refuse(self, requests: list[int], error: OptschedError) -> None:
+        """Set the exceptions of futures."""
+        self._counts["shed" if isinstance(error, DeadlineMissed) else "lost"] += len(requests)
+        for r in requests:
+            self._futures.pop(r).set_exception(error)
+        self._release(requests)
+
+    def lost(self, requests: list[int]) -> None:
+        """Give up requests that have lost their server twice."""
+        self.world.trace["completed"] += len(requests)
+        self.again.difference_update(requests)
+        self.free += requests
+        self.refuse(requests, RequestsLost("the request lost its server twice"))
+
+
+def _nvml(device: str) -> tuple[float | None, float | None, str]:
+    """Memory in MB and power in W of a GPU, or the reason why they are not known."""
+    if not device.startswith("cuda"):
+        return None, None, "no GPU"
+    try:
+        used, power = torch.cuda.device_memory_used(device), torch.cuda.power_draw(device)
+    except Exception as error:  # of NVML or its package
+        return None, None, f"NVML: {type(error).__name__}: {error}"
+    return used / 1e6, power / 1e3, ""

@@ -1,0 +1,183 @@
+"""Images submitted by threads: every future is done once, with the right output or the reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from depth import depth
+
+from optsched.errors import InputError
+from optsched.serving import JSED, Plan, Router, Scenario, Server, Settings, Static
+from optsched.serving.routers import MarginalCost, RandomWidth, RoundRobin
+
+torch = pytest.importorskip("torch")
+
+from serving_nets import Perceptron  # noqa: E402
+
+from optsched.serving.executor import DeadlineMissed, Executor, RequestsLost  # noqa: E402
+from optsched.serving.network import shapes_of, work_of  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from optsched.serving.live import LiveServer
+
+NET = Perceptron()
+SHAPE = (6,)
+MIXED = Router(RandomWidth(), RoundRobin(), 4)
+PLAN = Plan.of([(s, k, 1) for s in (0, 1) for k in range(3)])
+
+
+def executor(router: Any = MIXED, **given: Any) -> Executor:
+    """Two servers on the CPU; without a plan they load what they need."""
+    scenario = Scenario(
+        NET.widths, work_of(NET, SHAPE), [[10, 20]] * 3, [50.0 + j for j in range(8)],
+        [Server(name, 60, 0.1, 1.0, 0, 0, 5.0) for name in ("a", "b")], [], max_batch=8,
+    )  # fmt: skip
+    return Executor(NET, scenario, router, **{"plan": PLAN, **given})
+
+
+def right(image: Any, future: Future[Any]) -> bool:
+    """Whether the answer is that of the whole network at the widths of the request."""
+    found = future.result(0)
+    with torch.inference_mode():
+        return torch.allclose(found.output, NET(image[None], found.widths)[0], atol=1e-5)
+
+
+def children() -> set[int]:
+    """Processes that are ours."""
+    return {*map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    """A server for several tests."""
+    with executor().start(SHAPE, 64) as found:
+        yield found
+
+
+def test_threads_and_a_death() -> None:
+    """Eight threads, more images than rows, a server is killed: nothing is lost."""
+    before, n = children(), depth(800, 10_000)
+    images = torch.randn(n, *SHAPE)
+    futures: list[Any] = [None] * n
+    done: list[int] = []
+
+    def work(thread: int) -> None:
+        for i in range(thread, n, 8):
+            futures[i] = server.submit(images[i])
+            futures[i].add_done_callback(lambda _, i=i: done.append(i))
+            if i == n // 2:
+                os.kill(min(children() - before), signal.SIGKILL)
+
+    with executor(plan=None).start(SHAPE, 128) as server:
+        threads = [threading.Thread(target=work, args=(j,)) for j in range(8)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    assert sorted(done) == list(range(n))
+    assert all(map(right, images, futures))
+    found = server.telemetry()
+    assert (found.answered, found.lost, found.in_progress) == (n, 0, 0)
+    assert [one.alive for one in found.servers].count(False) >= 1
+    assert children() == before
+
+
+def test_deadlines(server: LiveServer) -> None:
+    """Requests that cannot be answered in time are shed; others are answered beside them."""
+    before = server.telemetry()
+    images = torch.randn(40, *SHAPE)
+    futures = [server.submit(x, 0.0 if i % 2 else 60_000) for i, x in enumerate(images)]
+    wait(futures, 30)
+    for i, (image, future) in enumerate(zip(images, futures, strict=True)):
+        if i % 2:
+            assert isinstance(future.exception(0), DeadlineMissed)
+        else:
+            assert right(image, future)
+    after = server.telemetry()
+    assert (after.answered - before.answered, after.shed - before.shed) == (20, 20)
+    assert after.mean_ms is not None and after.p99_ms is not None and after.p99_ms > 0
+    assert [one.note for one in after.servers] == ["no GPU"] * 2
+    assert all(0 <= one.utilisation <= 1 and one.instances for one in after.servers)
+
+
+def test_cancelled_requests_are_not_served(server: LiveServer) -> None:
+    """Their rows are free again: more images than rows."""
+    for _ in range(200):
+        server.submit(torch.zeros(SHAPE)).cancel()
+    assert server.submit(torch.zeros(SHAPE)).result(30).output.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("image", "deadline", "message"),
+    [
+        (torch.zeros(5), None, r"image: expected floats of shape \(6,\), got torch.float32"),
+        (torch.zeros(6).int(), None, "image: expected floats"),
+        (torch.zeros(6), -1.0, "deadline"),
+        (torch.zeros(6), float("nan"), "deadline"),
+        (torch.zeros(6), True, "deadline"),
+    ],
+)
+def test_bad_input(server: LiveServer, image: Any, deadline: Any, message: str) -> None:
+    """It is refused at once."""
+    with pytest.raises(InputError, match=message):
+        server.submit(image, deadline)
+
+
+def test_the_end() -> None:
+    """Stop answers what is in progress, late without shedding; no image is taken after it."""
+    server = executor(MarginalCost(), settings=Settings(shed=False)).start(SHAPE)
+    images = torch.randn(50, *SHAPE)
+    futures = [server.submit(one, 0.0) for one in images]
+    server.stop()
+    assert all(map(right, images, futures))
+    assert server.telemetry().late == 50
+    server.stop()
+    with pytest.raises(InputError, match="takes no images: it was stopped"):
+        server.submit(images[0])
+
+
+def test_what_no_server_can_run() -> None:
+    """An error of the network ends its server; if all have ended, futures have the reason."""
+    with executor().start(SHAPE) as server:
+        poison = server.submit(torch.full(SHAPE, -1e9))
+        with pytest.raises(RequestsLost, match=r"no server is left.*ValueError: poison"):
+            poison.result(30)
+        server._thread.join(10)
+        with pytest.raises(InputError, match="takes no images: servers died"):
+            server.submit(torch.zeros(SHAPE))
+
+
+class Broken:
+    """A router with a fault."""
+
+    def route(self, _view: Any) -> Any:
+        """Raise."""
+        raise ZeroDivisionError("fault")
+
+
+def test_a_router_that_raises() -> None:
+    """Futures have its error."""
+    with executor(Broken()).start(SHAPE) as server:
+        assert isinstance(server.submit(torch.zeros(SHAPE)).exception(30), ZeroDivisionError)
+
+
+def test_work_of_any_network() -> None:
+    """By hand; shapes that do not fit are refused."""
+    assert work_of(NET, SHAPE)[1] == [[64e-6, 128e-6], [128e-6, 256e-6]]
+    assert shapes_of(NET, SHAPE) == [[(6,)], [(8,), (16,)], [(8,), (16,)], [(4,), (4,)]]
+    with pytest.raises(InputError, match="net: segment 0 at width 0 fails on an input of shape"):
+        shapes_of(NET, (7,))
+    with pytest.raises(InputError, match="another net or image size"):
+        Executor(
+            NET,
+            executor().scenario.replace(mmac=[[[1.0, 1.0]], *[[[1.0, 1.0]] * 2] * 2]),
+            Router(Static((0, 0, 0)), JSED()),
+        ).start(SHAPE)
