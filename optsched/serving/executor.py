@@ -13,7 +13,7 @@ import numpy as np
 
 from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.io.strict_json import shortened, without_collector
-from optsched.io.values import frozen, integer
+from optsched.io.values import frozen
 from optsched.serving import core, world
 from optsched.serving.log import Log
 from optsched.serving.plan import SLOTS
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from optsched.serving.core import Settings
-    from optsched.serving.live import LiveServer
     from optsched.serving.network import Segmented
     from optsched.serving.plan import Plan
     from optsched.serving.routers import AnyRouter
@@ -260,10 +259,10 @@ class Executor:
         self.devices = ["cpu"] * len(scenario.servers) if devices is None else devices
         if len(parse_devices(self.devices)) != len(scenario.servers):
             raise InputError(f"devices: {len(self.devices)} for {len(scenario.servers)} servers")
-        self._given = router, plan, settings, seed
-        Controller(scenario, *self._given)  # validates router and plan
+        self.given = router, plan, settings, seed
+        Controller(scenario, *self.given)  # validates router and plan
 
-    def _servers(self, shape: Sequence[int], rows: int) -> Servers:
+    def servers(self, shape: Sequence[int], rows: int) -> Servers:
         """Prepare the servers for images of this shape."""
         for k, one in enumerate(work_of(self.net, shape)):
             if not np.allclose(self.scenario.mmac[k], one, rtol=1e-6):
@@ -302,26 +301,10 @@ class Executor:
                 f"images: expected floats of shape ({n}, ...), one image a request, got "
                 f"{given.dtype} of shape {tuple(given.shape)}"
             )
-        with self._servers(given.shape[1:], n) as servers:
+        with self.servers(given.shape[1:], n) as servers:
             # NumPy only: torch's threads would spin on the cores of the servers
             pixels = given.detach().to("cpu", torch.float32).flatten(1).numpy()
-            return _Replay(servers, pixels, self.scenario, *self._given).run(on_progress)
-
-    def start(self, shape: Sequence[int], capacity: int = 4096) -> LiveServer:
-        """Start the servers, for images of this shape that arrive by `LiveServer.submit`.
-
-        Parameters
-        ----------
-        shape
-            Of an image, without a batch dimension.
-        capacity
-            Maximum number of requests in progress; then `submit` waits.
-        """
-        from optsched.serving.live import LiveServer
-
-        servers = self._servers(shape, integer("capacity", capacity, 1, 2**20))
-        idle = self.scenario.replace(arrival_ms=np.zeros(servers.rows), deadline_ms=None)
-        return LiveServer(servers.__enter__(), tuple(shape), idle, *self._given)
+            return _Replay(servers, pixels, self.scenario, *self.given).run(on_progress)
 
 
 class Loop(Controller):

@@ -5,26 +5,26 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import torch
 
 from optsched.errors import InputError
-from optsched.io.values import frozen
+from optsched.io.values import frozen, integer
 from optsched.serving import core, world
-from optsched.serving.executor import DeadlineMissed, Loop, RequestsLost
+from optsched.serving.executor import DeadlineMissed, Executor, Loop, RequestsLost
 from optsched.serving.log import percentile
 from optsched.serving.tables import NEVER, NS_PER_MS, milliseconds
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Self
 
     from torch import Tensor
 
     from optsched.errors import OptschedError
-    from optsched.serving.server_process import Servers
 
 _RECENT: Final = 1024  # answers whose latencies telemetry summarises
 
@@ -72,19 +72,31 @@ class Telemetry(NamedTuple):
 
 
 class LiveServer(Loop):
-    """Answers images that are submitted by any thread; a context manager, see `Executor.start`."""
+    """Answers images that are submitted by any thread; a context manager.
 
-    def __init__(self, servers: Servers, shape: tuple[int, ...], *given: Any) -> None:
-        try:
-            super().__init__(servers, *given, keep=False)
-        except BaseException:
-            servers.__exit__()
-            raise
-        self.shape, n = shape, self.scenario.n_requests
+    Parameters
+    ----------
+    executor
+        Network, servers, router and plan; of its scenario no requests are used.
+    shape
+        Of an image, without a batch dimension.
+    capacity
+        Maximum number of requests in progress; then `submit` waits.
+    """
+
+    def __init__(self, executor: Executor, shape: Sequence[int], capacity: int = 4096) -> None:
+        servers = executor.servers(shape, integer("capacity", capacity, 1, 2**20))
+        n = servers.rows
+        idle = executor.scenario.replace(arrival_ms=np.zeros(n), deadline_ms=None)
+        with ExitStack() as stack:
+            stack.enter_context(servers)
+            super().__init__(servers, idle, *executor.given, keep=False)
+            stack.pop_all()  # the thread ends the servers
+        self.shape = tuple(shape)
         self.arrival, self.deadline = np.zeros(n, np.int64), np.full(n, NEVER)
         views = [frozen(one.view()) for one in (self.arrival, self.deadline)]
         self._use(self.world._replace(arrival=views[0], deadline=views[1]))
-        settings = given[3] or core.Settings()
+        settings = executor.given[2] or core.Settings()
         self._sheds = settings.shed
         self._inbox: deque[tuple[int, int, int, Future[Answer]]] = deque()
         self._futures: dict[int, Future[Answer]] = {}
@@ -108,7 +120,7 @@ class LiveServer(Loop):
         Parameters
         ----------
         image
-            Floats of the shape given to `Executor.start`.
+            Floats of the server's shape.
         deadline
             ms from now until which the answer is due; None: no deadline. A request that is shed
             raises `DeadlineMissed`; a late one is answered.
@@ -195,10 +207,10 @@ class LiveServer(Loop):
             with self._lock:
                 self._stopping = True
             self._rows.release(self.scenario.n_requests)  # wakes threads in `submit`
-            error = self._error or RequestsLost("the server was stopped")
+            reason = self._error or RequestsLost("the server was stopped")
             for future in [*self._futures.values(), *(one[-1] for one in self._inbox)]:
                 with suppress(Exception):
-                    future.set_exception(error)
+                    future.set_exception(reason)
             self.servers.__exit__()
 
     def accept(self) -> None:

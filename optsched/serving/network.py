@@ -7,7 +7,7 @@ import math
 from contextlib import ExitStack, suppress
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -27,7 +27,7 @@ except ImportError:
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
 _MAX_SIZE = 2**16  # of channels, classes and sides
 
@@ -139,25 +139,18 @@ class SlimResNet(nn.Module):
         return [round(count) for count in found]
 
 
-Shapes = list[list[tuple[int, ...]]]
+Shapes: TypeAlias = list[list[tuple[int, ...]]]
 """Shapes of one image's activations: [segment][input width], and of the outputs."""
 
 
-class Segmented(Protocol):
-    """A network in segments with widths; any ``nn.Module`` that has these attributes.
+Segmented: TypeAlias = Any
+"""A network in segments with widths: any ``nn.Module`` with the attributes `segments` and `widths`.
 
-    A segment is called with an input, the index of its width, and that of the input's width. With
-    ``sliced(k, width)``, an instance holds what that returns instead of a whole segment; with
-    ``zero_padded = True``, zeros in place of missing channels (dimension 1) change nothing, so that
-    inputs of different widths are run at once.
-    """
-
-    widths: Sequence[float]
-    segments: Any
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Return all parts, as ``nn.Module`` does."""
-        ...
+A segment is called with an input, the index of its width, and that of the input's width. With
+``sliced(k, width)``, an instance holds what that returns instead of a whole segment; with
+``zero_padded = True``, zeros in place of missing channels (dimension 1) change nothing, so that
+inputs of different widths are run at once.
+"""
 
 
 def shapes_of(net: Segmented, shape: Sequence[int]) -> Shapes:
@@ -183,7 +176,8 @@ def shapes_of(net: Segmented, shape: Sequence[int]) -> Shapes:
 
 def _weight(net: Segmented) -> Tensor:
     """Return a weight: its device and type are those of inputs."""
-    return next((p for part in net.modules() for p in part.parameters()), torch.zeros(1))
+    weight: Tensor = next(net.parameters(), torch.zeros(1))
+    return weight
 
 
 def work_of(net: Segmented, shape: Sequence[int]) -> list[list[list[float]]]:

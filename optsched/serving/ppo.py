@@ -13,11 +13,11 @@ from optsched.errors import InputError, MissingExtra
 from optsched.io.values import frozen, integer, one_of
 from optsched.kernels.compile import INT, entry, helper
 from optsched.serving import rules
-from optsched.serving.core import DONE, NEVER, NONE, UNIT, records
+from optsched.serving.core import DONE, NONE, UNIT, records
 from optsched.serving.routers import Policy, Router
 from optsched.serving.scenario import Scenario
 from optsched.serving.simulator import new_world, simulate
-from optsched.serving.tables import NS_PER_MS, POINTS
+from optsched.serving.tables import NEVER, NS_PER_MS, POINTS
 from optsched.serving.world import ENDED, UNDECIDED, WORLD, advance
 
 try:

@@ -9,8 +9,9 @@ import numpy as np
 
 from optsched.io.values import frozen
 from optsched.kernels.compile import helper
-from optsched.serving.core import EMPTY, FREE, NEVER, UNIT, UNLOADING, load_of, slowdown
+from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING, load_of, slowdown
 from optsched.serving.plan import SLOTS
+from optsched.serving.tables import NEVER
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray

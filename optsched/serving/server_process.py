@@ -50,6 +50,9 @@ The parts of a batch are rows of the shared memory by input width, ascending.
 """
 
 
+_importing = False  # whether this is a server that imports the main script
+
+
 class ServerFailed(OptschedError):
     """A server did not start, or died, perhaps by an error in a task."""
 
@@ -78,6 +81,11 @@ class Servers:
         self._rung = False
 
     def __enter__(self) -> Self:
+        if _importing:
+            raise ServerFailed(
+                "the main script starts servers when it is imported, and servers import it for its "
+                'classes: put what it does under `if __name__ == "__main__":`'
+            )
         net = copy.deepcopy(self.net).cpu()
         with _unnamed() as memory:
             memory.truncate(8 * self.rows * self.floats)
@@ -87,9 +95,11 @@ class Servers:
                     self._start(memory.fileno())
                 for s, place in enumerate(self.places):
                     end = self._ends[s][0]
-                    try:
+                    given = (net, *place, self.shapes, self.rows)
+                    with suppress(BrokenPipeError):  # then it has sent an error
                         end.send_bytes(pickle.dumps(_main_module(net)))
-                        end.send_bytes(pickle.dumps((net, *place, self.shapes, self.rows)))
+                        end.send_bytes(pickle.dumps(given))
+                    try:
                         error = end.recv_bytes().decode()
                     except (EOFError, OSError):
                         error = "it ended"
@@ -152,7 +162,8 @@ class Servers:
     def receive(self, timeout: float | None = None) -> list[tuple[int, int]]:
         """Wait for tasks to end; returns servers and slots, slot -1 for a server that has died."""
         found = []
-        for end in select.select([*self._at, self._bell], (), (), timeout)[0]:
+        watched: list[Any] = [*self._at, self._bell]
+        for end in select.select(watched, (), (), timeout)[0]:
             if end == self._bell:
                 os.read(self._bell, 16)
                 self._rung = False
@@ -212,7 +223,10 @@ def parse_devices(devices: Sequence[str]) -> list[tuple[str, list[int]]]:
 def _main_module(net: Segmented) -> dict[str, Any] | None:
     """What a server needs to import the program that defines the network, if it does."""
     used = {type(part).__module__ for part in net.modules()}
-    return spawn.get_preparation_data("server") if "__main__" in used else None
+    if "__main__" not in used:
+        return None
+    found = spawn.get_preparation_data("server")
+    return {key: value for key, value in found.items() if key != "authkey"}
 
 
 def _unnamed() -> Any:
@@ -232,7 +246,9 @@ def main() -> None:
     memory, *files = map(int, sys.argv[1:])
     pipes = [Connection(file) for file in files]
     try:
+        global _importing
         if (module := pickle.loads(pipes[0].recv_bytes())) is not None:
+            _importing = True
             spawn.prepare(module)
         net, device, cores, shapes, rows = pickle.loads(pipes[0].recv_bytes())
     except (EOFError, OSError):  # the parent has ended

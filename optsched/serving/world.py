@@ -14,7 +14,6 @@ from optsched.serving.core import (
     DONE,
     ENQUEUE,
     LOAD,
-    NEVER,
     NONE,
     RUN,
     TICK,
@@ -29,6 +28,7 @@ from optsched.serving.core import (
 from optsched.serving.log import BATCH, ENTRY, INSTANCE
 from optsched.serving.plan import SLOTS
 from optsched.serving.rules import RULE, decide, delay, expected
+from optsched.serving.tables import NEVER
 
 if TYPE_CHECKING:
     from optsched.serving.plan import Plan

@@ -21,12 +21,12 @@ torch = pytest.importorskip("torch")
 from serving_nets import Perceptron  # noqa: E402
 
 from optsched.serving.executor import DeadlineMissed, Executor, RequestsLost  # noqa: E402
+from optsched.serving.live import LiveServer  # noqa: E402
 from optsched.serving.network import shapes_of, work_of  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from optsched.serving.live import LiveServer
 
 NET = Perceptron()
 SHAPE = (6,)
@@ -58,7 +58,7 @@ def children() -> set[int]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     """A server for several tests."""
-    with executor().start(SHAPE, 64) as found:
+    with LiveServer(executor(), SHAPE, 64) as found:
         yield found
 
 
@@ -76,7 +76,7 @@ def test_threads_and_a_death() -> None:
             if i == n // 2:
                 os.kill(min(children() - before), signal.SIGKILL)
 
-    with executor(plan=None).start(SHAPE, 128) as server:
+    with LiveServer(executor(plan=None), SHAPE, 128) as server:
         threads = [threading.Thread(target=work, args=(j,)) for j in range(8)]
         for one in threads:
             one.start()
@@ -133,7 +133,7 @@ def test_bad_input(server: LiveServer, image: Any, deadline: Any, message: str) 
 
 def test_the_end() -> None:
     """Stop answers what is in progress, late without shedding; no image is taken after it."""
-    server = executor(MarginalCost(), settings=Settings(shed=False)).start(SHAPE)
+    server = LiveServer(executor(MarginalCost(), settings=Settings(shed=False)), SHAPE)
     images = torch.randn(50, *SHAPE)
     futures = [server.submit(one, 0.0) for one in images]
     server.stop()
@@ -146,7 +146,7 @@ def test_the_end() -> None:
 
 def test_what_no_server_can_run() -> None:
     """An error of the network ends its server; if all have ended, futures have the reason."""
-    with executor().start(SHAPE) as server:
+    with LiveServer(executor(), SHAPE) as server:
         poison = server.submit(torch.full(SHAPE, -1e9))
         with pytest.raises(RequestsLost, match=r"no server is left.*ValueError: poison"):
             poison.result(30)
@@ -165,7 +165,7 @@ class Broken:
 
 def test_a_router_that_raises() -> None:
     """Futures have its error."""
-    with executor(Broken()).start(SHAPE) as server:
+    with LiveServer(executor(Broken()), SHAPE) as server:
         assert isinstance(server.submit(torch.zeros(SHAPE)).exception(30), ZeroDivisionError)
 
 
@@ -176,8 +176,5 @@ def test_work_of_any_network() -> None:
     with pytest.raises(InputError, match="net: segment 0 at width 0 fails on an input of shape"):
         shapes_of(NET, (7,))
     with pytest.raises(InputError, match="another net or image size"):
-        Executor(
-            NET,
-            executor().scenario.replace(mmac=[[[1.0, 1.0]], *[[[1.0, 1.0]] * 2] * 2]),
-            Router(Static((0, 0, 0)), JSED()),
-        ).start(SHAPE)
+        other = executor().scenario.replace(mmac=[[[1.0, 1.0]], *[[[1.0, 1.0]] * 2] * 2])
+        LiveServer(Executor(NET, other, Router(Static((0, 0, 0)), JSED())), SHAPE)
