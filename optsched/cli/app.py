@@ -78,7 +78,7 @@ GROUPS: Final = {
 }
 
 RENAMED: Final = {
-    "bound": "show", "solvers": "show", "plot": "show FILE -o PICTURE",
+    "bound": "show FILE", "solvers": "show", "plot": "show FILE -o PICTURE",
     "trace": "show FILE -o FILE.perfetto.json", "pipeline": "generate pipeline",
     "topology": "gpus topology", "bandwidth": "gpus bandwidth", "dispatch": "gpus choose",
     "workload": "cluster workload", "simulate": "cluster simulate", "decide": "cluster decide",

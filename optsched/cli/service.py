@@ -79,8 +79,8 @@ def stream(
         known = read_bandwidths(cluster, model)
         running = ClusterState.read(state, known.cluster)
         session.states[""] = OpenState(known, running, traffic=traffic)
-    elif cluster is not None or model is not None or output is not None:
-        raise InputError("state: missing; --cluster, --model and -o go with a state")
+    elif any((cluster, model, output, traffic != "given")):
+        raise InputError("state: missing; --cluster, --model, --traffic and -o go with a state")
     given = None if file is None or str(file) == "-" else read_bytes(file).split(b"\n")
     for line in sys.stdin.buffer if given is None else given:
         if line.strip():

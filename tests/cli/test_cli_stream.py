@@ -206,6 +206,7 @@ def test_queries_without_a_state(cli: Cli) -> None:
         (("none.jsonl",), "none.jsonl: no such file"),
         ((".",), ".: is a directory"),
         (("--cluster", "c.json"), "state: missing"),
+        (("--traffic", "heavy"), "state: missing"),
         (("--state", "s.json"), "cluster, model: give"),
         ((*ON_FILES, "-o", "s.json"), "is the file that is read"),
         ((*ON_FILES, "--traffic", "much"), "traffic: expected one of"),
