@@ -110,7 +110,7 @@ class Planner:
 
     def _together(
         self, jobs: Sequence[PlanJob], state: ClusterState, worth: Sequence[int] = (),
-        least: tuple[int, int] | None = None,
+        least: tuple[int, int] | None = None, limits: Mapping[str, int] | None = None,
     ) -> Any:  # fmt: skip
         """Find requests of most worth that can start together; without `worth` all of them."""
         from optsched_solvers.moves.starts import most_started
@@ -118,7 +118,8 @@ class Planner:
         fixed, gpus = least or (len(jobs), 0)
         counts = self.counts.on(state, jobs)
         worth = [*[0] * fixed, *worth]
-        return most_started(counts, self.model, worth, self.left, (fixed, gpus), _CHOICE_TIME)
+        limits = self.left if limits is None else limits
+        return most_started(counts, self.model, worth, limits, (fixed, gpus), _CHOICE_TIME)
 
     def _take(self, job: PlanJob, gpus: tuple[int, ...], value: int) -> None:
         self.state = self.state.take(gpus, job.name)
@@ -242,7 +243,9 @@ class Planner:
 
     def _fast(self, job: PlanJob, state: ClusterState) -> bool:
         """Check whether free GPUs that a request may use have the bandwidth that it needs."""
-        return job.bandwidth is None or self._together([job], state).chosen is not None
+        if job.bandwidth is None:
+            return True
+        return self._together([job], state, limits={}).chosen is not None
 
     def _obstacle(
         self, job: PlanJob, state: ClusterState | None = None, has: str = "free are"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import product
+from itertools import groupby, product
 from typing import TYPE_CHECKING
 
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType
@@ -55,8 +55,10 @@ def fits(snapshot: ClusterSnapshot, free: dict[int, int], jobs: list[PlanJob], f
     return False
 
 
-def cheapest(snapshot: ClusterSnapshot, request: PlanJob, fast: Fast) -> int | None:
-    """The least cost of evictions and moves, or None."""
+def plans(
+    snapshot: ClusterSnapshot, request: PlanJob, fast: Fast, cheapest: bool = True
+) -> list[tuple[int, frozenset[str]]]:
+    """Costs and changes of all plans that work; or those that are cheaper than all before."""
     cluster, choices = snapshot.cluster, []
     for job, held in snapshot.running:
         options: list[tuple[str, int]] = [("stay", 0)]
@@ -67,9 +69,10 @@ def cheapest(snapshot: ClusterSnapshot, request: PlanJob, fast: Fast) -> int | N
             options.append(("move", job.move))
         choices.append([(name, cost, job, held, kinds) for name, cost in options])
     best: int | None = None
+    found = []
     for chosen in product(*choices):
         cost = sum(one[1] for one in chosen)
-        if best is not None and cost >= best:
+        if cheapest and best is not None and cost >= best:
             continue
         free = {h: int(n) for h, n in enumerate(snapshot.state.room)}
         moved, used = [], request.gpus
@@ -84,7 +87,66 @@ def cheapest(snapshot: ClusterSnapshot, request: PlanJob, fast: Fast) -> int | N
         within = used <= snapshot.quotas.get(request.group, used)
         if within and fits(snapshot, free, [request, *moved], fast):
             best = cost
-    return best
+            names = [f"{one[0]} {one[2].name}" for one in chosen if one[0] != "stay"]
+            found.append((cost, frozenset(names)))
+    return found
+
+
+def cheapest(snapshot: ClusterSnapshot, request: PlanJob, fast: Fast) -> int | None:
+    """The least cost of evictions and moves, or None."""
+    return min((cost for cost, _ in plans(snapshot, request, fast)), default=None)
+
+
+def starts(snapshot: ClusterSnapshot, fast: Fast) -> list[list[PlanJob]]:
+    """Requests that start by priority: most GPUs of each, then most and earliest requests."""
+    free = {h: int(n) for h, n in enumerate(snapshot.state.room)}
+    left = {g: max(0, n - snapshot.used(g)) for g, n in snapshot.quotas.items()}
+    chosen: list[PlanJob] = []
+    found = []
+    for _, same in groupby(snapshot.waiting, key=lambda job: job.priority):
+        able = [job for job in same if fits(snapshot, free, [job], fast)]
+        best, value = [], (0, 0)
+        for picks in product((False, True), repeat=len(able)):
+            some = [job for job, pick in zip(able, picks, strict=True) if pick]
+            ranks = sum(len(able) - k for k, pick in enumerate(picks) if pick)
+            worth = sum(job.gpus for job in some), ranks
+            together = sorted([*chosen, *some], key=lambda job: -job.gpus)
+            used = {g: sum(job.gpus for job in together if job.group == g) for g in left}
+            if (
+                worth > value
+                and sum(job.gpus for job in together) <= sum(free.values())
+                and all(used[g] <= left[g] for g in left)
+                and fits(snapshot, free, together, fast)
+            ):
+                best, value = some, worth
+        chosen += best
+        found.append(best)
+    return found
+
+
+def reason(snapshot: ClusterSnapshot, job: PlanJob, fast: Fast) -> str:
+    """The first constraint without which a request that does not start could start alone."""
+    cluster, down = snapshot.cluster, set(snapshot.state.down)
+    free = {h: int(n) for h, n in enumerate(snapshot.state.room)}
+    empty = {h: 0 for h in free}
+    for gpu in set(range(cluster.n_gpus)) - down:
+        empty[int(cluster.host_of[gpu])] += 1
+    quota = snapshot.quotas.get(job.group, cluster.n_gpus)
+
+    def alone(room: dict[int, int], fast: Fast, **relaxed: object) -> bool:
+        fields = {key: getattr(job, key) for key in PlanJob.__struct_fields__} | relaxed
+        return fits(snapshot, room, [PlanJob(**fields)], fast)  # type: ignore[arg-type]
+
+    if job.gpus > quota or not alone(empty, fast):
+        return "never"
+    if snapshot.used(job.group) + job.gpus > quota:
+        return "quota"
+    wide = {"level": None, "pod": 1 if job.level == "host" else job.pod}
+    if not alone(free, lambda *_: True, **wide):
+        return "space"
+    if not alone(free, lambda *_: True):
+        return "level"
+    return "order" if alone(free, fast) else "bandwidth"
 
 
 def random_snapshot(seed: int, floors: bool = False) -> tuple[ClusterSnapshot, PlanJob]:

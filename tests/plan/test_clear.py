@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from move_oracle import cheapest, domains, random_snapshot
+from move_oracle import cheapest, domains, plans, random_snapshot
 
 from optsched.bandwidth import BottleneckBandwidth, ClusterState, synthetic
 from optsched.errors import Infeasible, InputError
@@ -73,6 +73,26 @@ def test_least_bandwidths_equal_brute_force(seed: int) -> None:
         for name in (*found.move, request.name):
             job = next(one for one in snapshot.jobs if one.name == name)
             assert model.of(after.job(name).gpus) >= (job.bandwidth or 0) * 1e6
+
+
+@pytest.mark.parametrize("seed", range(2000, 2060))
+def test_alternatives_equal_brute_force(seed: int) -> None:
+    """The k cheapest plans of which none contains another, by all plans that work."""
+    snapshot, request = random_snapshot(seed)
+    every = plans(snapshot, request, always, cheapest=False)
+    if any(0 in (job.evict, job.move) for job in snapshot.jobs):
+        return  # plans of equal cost contain another
+    least = sorted(
+        cost for cost, changes in every if not any(other < changes for _, other in every)
+    )
+    try:
+        found = alternatives(snapshot, "gang", 4)
+    except Infeasible:
+        assert not least
+        return
+    assert [one.cost for one in found] == least[:4]
+    for one in found:
+        check(one, snapshot, request)
 
 
 def two_hosts(**second: object) -> ClusterSnapshot:

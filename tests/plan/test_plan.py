@@ -8,14 +8,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+import move_oracle
 import pytest
 from program import Cli
 
 from optsched import cluster, verify
-from optsched.bandwidth import Cluster, ClusterState, Host, HostType, synthetic
+from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Host, HostType, synthetic
 from optsched.errors import InputError
 from optsched.model.schedule import Schedule
-from optsched.plan import ClusterSnapshot, PlanJob, from_run, plan
+from optsched.plan import ClusterSnapshot, Plan, PlanJob, from_run, plan
 
 
 def leaves() -> Cluster:
@@ -101,12 +102,15 @@ def test_expected_start_without_spread() -> None:
 
 
 def random_snapshot(seed: int) -> ClusterSnapshot:
-    """Six hosts of two types with random jobs, requests and quotas."""
+    """Five hosts of two types with random jobs, requests and quotas."""
     rng = random.Random(seed)
-    hosts = tuple(Host(f"n{h}", rng.choice("xy"), (f"l{h // 2}",)) for h in range(6))
+    hosts = tuple(Host(f"n{h}", rng.choice("xy"), (f"l{h // 2}",)) for h in range(5))
     kinds = {host.type for host in hosts}
-    topology = Cluster(hosts, tuple(HostType(k, 4) for k in sorted(kinds)), ("rack",))
+    types = tuple(HostType(k, 4, nic_rate=10.0) for k in sorted(kinds))
+    topology = Cluster(hosts, types, ("rack",), factors={"cluster": 0.5})
     state, jobs = ClusterState.idle(topology), []
+    if rng.random() < 0.2:
+        state = state.fail([rng.randrange(topology.n_gpus)])
     for j in range(rng.randint(0, 5)):
         gpus = rng.sample(state.free, min(len(state.free), rng.randint(1, 4)))
         state = state.take(gpus, f"r{j}")
@@ -114,27 +118,36 @@ def random_snapshot(seed: int) -> ClusterSnapshot:
             PlanJob(name=f"r{j}", gpus=len(gpus), group=rng.choice("ab"),
                     time_left=rng.randint(1, 999), elapsed=rng.randint(0, 999))
         )  # fmt: skip
-    for j in range(rng.randint(1, 8)):
+    for j in range(rng.randint(1, 7)):
         size = rng.choice((1, 2, 3, 4, 4, 8, 12))
         jobs.append(PlanJob(
             name=f"w{j}", gpus=size, pod=rng.choice([p for p in (1, 2, 4) if size % p == 0]),
             level=rng.choice((None, "rack", "host" if size <= 4 else "rack")), submit=j,
             type=rng.choice((None, *sorted(kinds))), priority=rng.choice((1, 2)),
-            group=rng.choice("ab"), bandwidth=rng.choice((None, 10.0)) if size > 1 else None,
+            group=rng.choice("ab"), bandwidth=rng.choice((None, None, 12.0)) if size > 1 else None,
         ))  # fmt: skip
     return ClusterSnapshot(state, tuple(jobs), {"a": rng.randint(2, 20)} if seed % 2 else {})
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_rules_of_random_plans(seed: int) -> None:
-    """Starts keep type, level, pods and quotas; waiting ones have a reason; the document holds."""
-    snapshot = random_snapshot(seed)
-    found = plan(snapshot, samples=5)
+def fast_enough(snapshot: ClusterSnapshot) -> Any:
+    """Whether the first GPUs of hosts reach the bandwidth of a job: all of a host are alike."""
+    model, first = BottleneckBandwidth(snapshot.cluster), snapshot.cluster.first.tolist()
+
+    def fast(job: PlanJob, place: dict[int, int]) -> bool:
+        gpus = [first[h] + i for h, n in place.items() for i in range(n)]
+        return job.bandwidth is None or model.of(gpus) >= job.bandwidth * 1e6
+
+    return fast
+
+
+def check_rules(found: Plan) -> None:
+    """Starts keep type, level, pods, bandwidth and quotas; the document is accepted."""
+    snapshot = found.snapshot
     topology, used = snapshot.cluster, {g: snapshot.used(g) for g in "ab"}
+    model = BottleneckBandwidth(topology)
     for one in found.verdicts:
         job = one.job
         if not one.gpus:
-            assert one.why and one.text
             continue
         used[job.group] += job.gpus
         held = [topology.hosts[topology.host_of[g]] for g in one.gpus]
@@ -144,12 +157,85 @@ def test_rules_of_random_plans(seed: int) -> None:
         assert job.level != "rack" or len({host.domains for host in held}) == 1
         size = job.gpus if job.level == "host" else job.pod
         assert all(held.count(host) % size == 0 for host in held)
+        assert model.of(one.gpus) >= (job.bandwidth or 0) * 1e6
     assert all(used[g] <= max(n, snapshot.used(g)) for g, n in snapshot.quotas.items())
     assert found.state.free == tuple(
         g for g in snapshot.state.free if not any(g in gpus for gpus in found.starts.values())
     )
     assert not verify(found.schedule)
     assert len(found.explain()) == len(snapshot.waiting)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_equals_brute_force(seed: int) -> None:
+    """The requests that start, and the reasons of the others, as by trying everything."""
+    snapshot = random_snapshot(seed)
+    found, fast = plan(snapshot, sigma=0), fast_enough(snapshot)
+    check_rules(found)
+    best = move_oracle.starts(snapshot, fast)
+    assert found.starts.keys() == {job.name for same in best for job in same}
+    assert found.gap == 0
+    for one in found.verdicts:
+        assert one.gpus or one.why == move_oracle.reason(snapshot, one.job, fast), one
+
+
+def after_event(snapshot: ClusterSnapshot, event: str) -> ClusterSnapshot:
+    """The snapshot when a job has ended, a host has failed, or an urgent job has arrived."""
+    state, jobs = snapshot.state, list(snapshot.jobs)
+    if event == "ends" and state.jobs:
+        name = state.jobs[0].name
+        state, jobs = state.give(name), [job for job in jobs if job.name != name]
+    if event == "fails" and state.free:
+        host = state.cluster.host_of[state.free[0]]
+        state = state.fail([g for g in state.free if state.cluster.host_of[g] == host])
+    if event == "urgent":
+        jobs.append(PlanJob(name="urgent", gpus=4, priority=0, group="b"))
+    return ClusterSnapshot(state, tuple(jobs), snapshot.quotas, snapshot.now)
+
+
+@pytest.mark.parametrize("event", ["nothing", "ends", "fails", "urgent"])
+@pytest.mark.parametrize("seed", range(12))
+def test_second_plan(seed: int, event: str) -> None:
+    """It starts as many GPUs as without the first, keeps what it can, explains each difference."""
+    first = plan(random_snapshot(seed), sigma=0)
+    snapshot = after_event(first.snapshot, event)
+    found, fresh = plan(snapshot, sigma=0, previous=first), plan(snapshot, sigma=0)
+    check_rules(found)
+    for p in (0, 1, 2):
+        totals = [sum(len(one.gpus) for one in made.verdicts if one.job.priority == p)
+                  for made in (found, fresh)]  # fmt: skip
+        assert totals[0] == totals[1]
+    explained = {one.job for one in found.changes}
+    for one in found.verdicts:
+        if one.gpus != first.starts.get(one.job.name, ()):
+            assert one.job.name in explained
+    same = plan(snapshot, sigma=0, previous=first.schedule)
+    assert (same.starts, same.changes) == (found.starts, found.changes)
+    if event == "nothing":
+        assert found.changes == () and found.starts == first.starts
+
+
+def test_sentences_of_changes() -> None:
+    """A host fails, an urgent request takes GPUs, a job ends: each with its cause."""
+    first = plan(busy(PlanJob(name="w", gpus=3, level="host"),
+                      PlanJob(name="v", gpus=10, priority=60)), sigma=0)  # fmt: skip
+    place = first.snapshot.state.written(first.starts["w"])
+    failed = plan(ClusterSnapshot(first.snapshot.state.fail(first.starts["w"][:1]),
+                                  first.snapshot.jobs), sigma=0, previous=first)  # fmt: skip
+    moved = {one.kind: one.text for one in failed.changes}["moves"]
+    assert moved.startswith("w starts on ") and f"not on {place}" in moved and "failed." in moved
+    urgent = PlanJob(name="u", gpus=9, priority=1)
+    taken = plan(ClusterSnapshot(first.snapshot.state, (*first.snapshot.jobs, urgent)), sigma=0,
+                 previous=first)  # fmt: skip
+    assert [one.text for one in taken.changes][:2] == [
+        "u is new and starts on n1:1-3 n2:1-3 n3:1-3.",
+        "w no longer starts: ahead of it u get the GPUs.",
+    ]
+    ended = plan(after_event(first.snapshot, "ends"), sigma=0, previous=first)
+    texts = [one.text for one in ended.changes]
+    assert texts[0] == "a has left n0:0-2." and texts[1].startswith("v starts now on ")
+    with pytest.raises(InputError, match="previous: expected a Plan or its Schedule"):
+        plan(first.snapshot, previous=first.starts)  # type: ignore[arg-type]
 
 
 def test_document_round_trip(tmp_path: Any) -> None:
