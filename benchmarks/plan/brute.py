@@ -1,6 +1,6 @@
-"""`optsched.plan.clear` against brute force on random tiny clusters.
+"""`optsched.plan` against brute force on random tiny clusters.
 
-Run: python benchmarks/plan/brute.py [--cases 2000]
+Run: python benchmarks/plan/brute.py [--clears 2000] [--plans 500]
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from pathlib import Path
 from optsched import plan
 from optsched.errors import Infeasible
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "plan"))
+TESTS = Path(__file__).parents[2] / "tests"
+sys.path[:0] = [str(TESTS / "plan"), str(TESTS)]
 
-from move_oracle import cheapest, random_snapshot
+import move_oracle  # noqa: E402
+import test_plan  # noqa: E402
 
 
 def main() -> None:
     """Count clusters with equal answers; stop at a difference."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=2000)
+    parser.add_argument("--clears", type=int, default=2000)
+    parser.add_argument("--plans", type=int, default=500)
+    args = parser.parse_args()
     begin, none, free = time.perf_counter(), 0, 0
-    cases = parser.parse_args().cases
-    for seed in range(cases):
-        snapshot, request = random_snapshot(seed)
-        best = cheapest(snapshot, request, lambda job, place: True)
+    for seed in range(args.clears):
+        snapshot, request = move_oracle.random_snapshot(seed)
+        best = move_oracle.cheapest(snapshot, request, lambda job, place: True)
         try:
             found = plan.clear(snapshot, "gang")
             cost = None if found is None else found.cost
@@ -36,10 +39,27 @@ def main() -> None:
             cost, none = None, none + 1
         free += cost == 0
         if cost != best:
-            raise SystemExit(f"seed {seed}: {cost}, by brute force {best}")
-    seconds = time.perf_counter() - begin
-    print(f"{cases} clusters equal to brute force in {seconds:.0f} s; {none} cannot hold the "
-          f"request, {free} need no change")  # fmt: skip
+            raise SystemExit(f"clear, seed {seed}: {cost}, by brute force {best}")
+    print(f"clear: {args.clears} clusters equal to brute force in "
+          f"{time.perf_counter() - begin:.0f} s; {none} cannot hold the request, "
+          f"{free} need no change", flush=True)  # fmt: skip
+    begin, reasons, starts = time.perf_counter(), 0, 0
+    for seed in range(args.plans):
+        snapshot = test_plan.random_snapshot(seed)
+        made, fast = plan.plan(snapshot, sigma=0), test_plan.fast_enough(snapshot)
+        test_plan.check_rules(made)
+        best = {job.name for same in move_oracle.starts(snapshot, fast) for job in same}
+        if made.starts.keys() != best or made.gap:
+            raise SystemExit(f"plan, seed {seed}: {set(made.starts)}, by brute force {best}")
+        starts += len(best)
+        for one in made.verdicts:
+            if not one.gpus:
+                reasons += 1
+                why = move_oracle.reason(snapshot, one.job, fast)
+                if one.why != why:
+                    raise SystemExit(f"plan, seed {seed}, {one.job.name}: {one.why}, not {why}")
+    print(f"plan: {args.plans} snapshots equal to brute force in "
+          f"{time.perf_counter() - begin:.0f} s; {starts} starts, {reasons} reasons")  # fmt: skip
 
 
 if __name__ == "__main__":

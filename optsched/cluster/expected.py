@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.policy import Policy, Reason
-    from optsched.model.schedule import IntArray
+    from optsched.model.schedule import FloatArray, IntArray
     from optsched.solving.fan_out import Engine
 
 
@@ -43,6 +43,7 @@ def expected_starts(
     start: Start,
     *,
     sigma: float = 0.5,
+    factors: Sequence[float] | None = None,
     samples: int = 100,
     seed: int = 0,
     percentiles: Sequence[float] = (10, 50, 90),
@@ -60,6 +61,9 @@ def expected_starts(
         As for `simulate`; the true work of unfinished jobs is not used.
     sigma
         Standard deviation of the logarithm of true over estimated work; 0: estimates are right.
+    factors
+        Samples of true over estimated work, such as those of past jobs, in place of the lognormal
+        distribution. Work beyond all of them is up to twice what is done.
     samples, seed
         Simulations, and the seed of all draws.
     percentiles
@@ -77,8 +81,9 @@ def expected_starts(
     """
     if not isinstance(start, Start):
         raise InputError(f"start: expected Start(now, stays), got {format_value(start)}")
-    number("sigma", sigma, 0.0, 10.0)
-    count = 1 if sigma == 0 else integer("samples", samples, 1, 10**6)
+    sigma = number("sigma", sigma, 0.0, 10.0)
+    known = None if factors is None else _ascending(factors)
+    count = 1 if sigma == 0 and known is None else integer("samples", samples, 1, 10**6)
     random = np.random.default_rng(integer("seed", seed))
     done, runs = np.zeros(len(workload), np.int64), np.zeros(len(workload), np.bool_)
     for row in rows_of(start, workload, nodes, overdue=True):
@@ -86,17 +91,18 @@ def expected_starts(
     left = runs | (done < workload.work)
     waiting = np.flatnonzero(left & ~runs & (workload.submit <= start.now))
 
-    def case(sigma: float) -> Case:
-        work = np.where(left, _drawn(workload, done, sigma, random), workload.work)
+    def case(sigma: float, known: FloatArray | None = None) -> Case:
+        drawn = _drawn(workload, done, known if known is not None else sigma, random)
+        work = np.where(left, drawn, workload.work)
         return Case(workload.changed(work=work), policy, nodes, {"start": start, **settings})
 
     likely = _complete(case(0.0))
     reasons = likely.waiting(start.now)
     found = np.empty((count, len(waiting)), np.int64)
-    if sigma == 0:
+    if sigma == 0 and known is None:
         found[0] = _starts(likely, start.now)[waiting]
     else:
-        cases = (case(sigma) for _ in range(count))
+        cases = (case(sigma, known) for _ in range(count))
         with closing(fan_out(_first_starts, cases, parallel)) as outcomes:
             for k, first, error in outcomes:
                 if error is not None:
@@ -130,20 +136,39 @@ def _starts(run: Run, now: int) -> IntArray:
     return first
 
 
+def _ascending(factors: Sequence[float]) -> FloatArray:
+    """Check and sort the samples of true over estimated work."""
+    try:
+        found = np.sort(np.asarray(factors, np.float64))
+    except (TypeError, ValueError):
+        raise InputError(f"factors: expected numbers, got {format_value(factors)}") from None
+    if found.ndim != 1 or not len(found) or not 0 < found[0] <= found[-1] < np.inf:
+        raise InputError("factors: expected positive finite numbers, at least one")
+    return found
+
+
 def _drawn(
-    workload: Workload, done: IntArray, sigma: float, random: np.random.Generator
+    workload: Workload, done: IntArray, spread: float | FloatArray, random: np.random.Generator
 ) -> IntArray:
-    """True work of every job: lognormal around the estimate, given that it exceeds what is done."""
+    """True work of every job: estimate times a random factor, given that it exceeds what is done.
+
+    `spread` is the sigma of a lognormal factor, or ascending samples of it.
+    """
     estimate = workload.estimate.astype(np.float64)
-    if sigma > 0:
+    if not isinstance(spread, float):
+        drawn, longest = random.random(len(workload)), len(spread)
+        first = np.searchsorted(spread, done / estimate, side="right")
+        index = np.minimum(first + (drawn * (longest - first)).astype(np.int64), longest - 1)
+        estimate = np.where(first < longest, estimate * spread[index], done * (1 + drawn))
+    elif spread > 0:
         normal, drawn = NormalDist(), random.random(len(workload))
-        least = np.log(np.maximum(done, 1e-300) / estimate) / sigma  # of the normal
+        least = np.log(np.maximum(done, 1e-300) / estimate) / spread  # of the normal
         factor = np.ones(len(workload))
         for j, (x, u) in enumerate(zip(least.tolist(), drawn.tolist(), strict=True)):
             above = normal.cdf(-x) * (1 - u)  # the upper tail, where it is exact
-            factor[j] = np.exp(sigma * (-normal.inv_cdf(above) if 0 < above < 1 else max(x, 0.0)))
+            factor[j] = np.exp(spread * (-normal.inv_cdf(above) if 0 < above < 1 else max(x, 0.0)))
         estimate *= factor
     work = np.rint(np.minimum(estimate, float(MOST_WORK // 2))).astype(np.int64)
-    if sigma == 0:
+    if isinstance(spread, float) and spread == 0:
         work = workload.estimate
     return np.maximum(work, np.maximum(done + 1, workload.passes))

@@ -27,11 +27,15 @@ class Forecast:
 
     Jobs arrive in the order of the queue. The simulator counts GPUs, hosts and types; it does not
     regard levels above hosts, pods and bandwidths. Quotas hold if the policy honours them, else
-    each quota is simulated as a cluster without hosts, and the later start counts.
+    each quota is simulated as a cluster without hosts, and the later start counts. Draws are
+    arguments of `optsched.cluster.expected_starts`; `later` are jobs that arrive in the future.
     """
 
-    def __init__(self, counts: Counts, policy: str, draws: dict[str, Any]) -> None:
+    def __init__(
+        self, counts: Counts, policy: str, draws: dict[str, Any], later: Sequence[PlanJob] = ()
+    ) -> None:
         self.counts, self.policy, self.draws = counts, registry.get(policy), draws
+        self.later = later
         self.quotas = counts.snapshot.quotas
         self.honours = getattr(self.policy, "honours_max_slots", False) is True
 
@@ -64,7 +68,10 @@ class Forecast:
                 for name, times in self._simulated(held, mine, pool).items():
                     found[name] = tuple(map(max, found[name], times))
         first = min((job.time_left for job, _ in running), default=0)
-        return {name: tuple(max(t, first) for t in times) for name, times in found.items()}
+        return {  # what starts at once lacks what is not simulated, such as levels
+            name: times if times[1] else tuple(max(t, first) for t in times)
+            for name, times in found.items()
+        }
 
     def _simulated(
         self, running: Sequence[tuple[PlanJob, dict[int, int]]], waiting: Sequence[PlanJob],
@@ -76,6 +83,10 @@ class Forecast:
         jobs = [self._job(job, 0, urgency, nodes) for job, _ in running]
         jobs += [self._job(job, 1 + k, urgency, nodes) for k, job in enumerate(waiting)]
         now = 1 + len(waiting)
+        jobs += [
+            self._job(job, now + max(1, job.submit - self.counts.snapshot.now), urgency, nodes)
+            for job in self.later if job.gpus <= sum(nodes.gpus)
+        ]  # fmt: skip
         stays = [
             Stay(job=job.name, start=0, nodes=at, work=job.elapsed * WORK) for job, at in running
         ]
@@ -91,7 +102,7 @@ class Forecast:
         """Return a job that lasts as long as expected, on its type only."""
         return Job(
             name=job.name, submit=submit, sizes=(job.gpus,), group=job.group,
-            work=(job.elapsed + job.time_left) * WORK,
+            work=(job.estimate or job.elapsed + job.time_left) * WORK,
             speedup=Table({1: 1.0, job.gpus: 1.0}),
             priority=min(_LEAST_PRIORITY, 1 + urgency.get(job.priority, _LEAST_PRIORITY)),
             speeds={kind: float(kind == job.type) for kind in {*nodes.types}

@@ -183,7 +183,7 @@ def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnap
         gpus, speed, elapsed = int(workload.sizes_of(j)[0]), int(workload.rates_of(j)[0]), 0
         if j in open_stays:
             stay, speed = open_stays[j]
-            gpus, elapsed = sum(stay.nodes.values()), time - stay.start
+            gpus, elapsed = sum(stay.nodes.values()), int(done[j]) // speed
         cost = int(workload.restart_cost[j])
         restart = run.settings.restart_cost if cost < 0 else cost
         can = elapsed > 0 and bool(workload.preemptible[j])
@@ -192,7 +192,9 @@ def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnap
             group=workload.groups[workload.group[j]].name if workload.groups else "",
             submit=int(workload.submit[j]), elapsed=elapsed,
             time_left=max(1, -(-(int(workload.estimate[j]) - int(done[j])) // speed)),
-            evict=gpus * elapsed if can else None, move=gpus * restart if can else None,
+            estimate=max(1, int(workload.estimate[j]) // speed) if elapsed else None,
+            evict=gpus * (time - open_stays[j][0].start) if can else None,
+            move=gpus * restart if can else None,
         ))  # fmt: skip
     quotas = {g.name: g.max_slots for g in workload.groups if g.max_slots is not None}
     everything = tuple(gpu for ids in free.values() for gpu in ids)

@@ -27,7 +27,7 @@ Why = Literal["", "quota", "space", "level", "order", "bandwidth", "never"]
 DEADLINE: Final = 0.1
 """Seconds for the GPUs of one request."""
 
-_CHOICE_TIME: Final = 0.5
+_CHOICE_TIME: Final = 2.0
 """Seconds for one choice of requests, or one quota plan of arrays."""
 
 

@@ -69,6 +69,9 @@ class PlanJob(
         Time of submission, seconds on the clock of `ClusterSnapshot.now`.
     elapsed, time_left
         Seconds that it has run, and expected seconds until its end.
+    estimate
+        Expected seconds of the whole run, made before its start: then the spread of durations
+        and `elapsed` decide how long it still runs; None: `elapsed` and `time_left` together.
     evict, move
         Cost of stopping it, or of stopping and restarting it on other GPUs; None: not allowed.
     array
@@ -86,6 +89,7 @@ class PlanJob(
     submit: _Count = 0
     elapsed: _Count = 0
     time_left: Annotated[int, msgspec.Meta(ge=1, le=2**40)] = HOUR
+    estimate: Annotated[int, msgspec.Meta(ge=1, le=2**40)] | None = None
     evict: Annotated[int, msgspec.Meta(ge=0, le=MOST_COST)] | None = None
     move: Annotated[int, msgspec.Meta(ge=0, le=MOST_COST)] | None = None
     array: ArrayRequest | None = None

@@ -19,7 +19,7 @@ from optsched.plan.planner import Planner, Verdict
 from optsched.plan.snapshot import ClusterSnapshot, PlanJob
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from optsched.bandwidth import BandwidthModel
     from optsched.solving.fan_out import Engine
@@ -122,6 +122,8 @@ def plan(
     policy: str = POLICY,
     previous: Plan | Schedule | None = None,
     sigma: float = 0.5,
+    factors: Sequence[float] | None = None,
+    later: Sequence[PlanJob] = (),
     samples: int = 50,
     seed: int = 0,
     parallel: Engine | None = None,
@@ -146,8 +148,12 @@ def plan(
     previous
         A former plan, or its document: requests keep its GPUs unless faster ones are found or
         others need them; `Plan.changes` explains every difference.
-    sigma, samples, seed, parallel
-        As in `optsched.cluster.expected_starts`; sigma 0: durations are as expected.
+    sigma, factors, samples, seed, parallel
+        As in `optsched.cluster.expected_starts`; sigma 0: durations are as expected; factors are
+        samples of true over expected durations.
+    later
+        Jobs that are expected to arrive, with `submit` after now, such as those of the last week:
+        policies that fill gaps may start them before requests that are waiting.
 
     Raises
     ------
@@ -159,8 +165,10 @@ def plan(
     known = BottleneckBandwidth(snapshot.cluster) if model is None else model
     before = None if previous is None else Former.of(previous, snapshot)
     counts = Counts(snapshot)
-    draws = {"sigma": sigma, "samples": samples, "seed": seed, "parallel": parallel}
-    forecast = Forecast(counts, policy, draws)  # refuses invalid arguments
+    draws = {
+        "sigma": sigma, "factors": factors, "samples": samples, "seed": seed, "parallel": parallel,
+    }  # fmt: skip
+    forecast = Forecast(counts, policy, draws, later)  # refuses invalid arguments
     planner = Planner(counts, known, before.starts if before else {})
     for _, same in groupby(snapshot.waiting, key=lambda job: job.priority):
         jobs = list(same)

@@ -131,7 +131,7 @@ def reason(snapshot: ClusterSnapshot, job: PlanJob, fast: Fast) -> str:
     empty = {h: 0 for h in free}
     for gpu in set(range(cluster.n_gpus)) - down:
         empty[int(cluster.host_of[gpu])] += 1
-    quota = snapshot.quotas.get(job.group, cluster.n_gpus)
+    quota = snapshot.quotas.get(job.group, 10**9)
 
     def alone(room: dict[int, int], fast: Fast, **relaxed: object) -> bool:
         fields = {key: getattr(job, key) for key in PlanJob.__struct_fields__} | relaxed
