@@ -103,7 +103,7 @@ async def send(port: int, seed: int, count: int, found: Counter[str]) -> None:
         found[f"status {status}"] += 1
         if text := fault(status, content):
             found[f"FAULT: {text}"] += 1
-            print(text, name, body[:300], content[:300])
+            print(text, name, body[:300], content[:300], flush=True)
 
 
 def main() -> None:
