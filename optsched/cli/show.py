@@ -59,8 +59,8 @@ def show(
     """
     check_outputs([output], [file])
     if file is None:
-        if output is not None:
-            raise InputError("file: missing; give the schedule to draw")
+        if any((output, cycles, objective)):
+            raise InputError("file: missing; options of an instance or a schedule need it")
         found = {kind: optsched.solvers(kind) for kind in KINDS}
         if as_json:
             print(json.dumps(found))
