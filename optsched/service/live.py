@@ -92,6 +92,7 @@ class LiveCluster:
         if first.model is not None:
             self.model = model_document.from_tree(first.model, f"{place}: model", found.cluster)
             found = replace(found, state=replace(found.state, cluster=self.model.cluster))
+        self.model_document = first.model
         self.name, self.status = first.name, Status.of(found, first.version, first.time)
         self._first = msgspec.structs.replace(first, snapshot=None, answers={})
         self._spare = 0
@@ -101,11 +102,6 @@ class LiveCluster:
         self._journal: Journal
         self._queue: list[tuple[Change, asyncio.Future[bytes]]] = []
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def model_document(self) -> Any:
-        """The document of the bandwidths, None: none was given."""
-        return self._first.model
 
     @classmethod
     def create(cls, path: Path, request: Create) -> LiveCluster:
