@@ -46,10 +46,12 @@ def week(sizes: np.ndarray, durations: np.ndarray, mean: int, seed: int) -> clus
     )  # fmt: skip
 
 
-def arrivals(sizes: np.ndarray, durations: np.ndarray, mean: int, now: int) -> list[plan.PlanJob]:
+def arrivals(
+    sizes: np.ndarray, durations: np.ndarray, mean: int, now: int, draw: int
+) -> list[plan.PlanJob]:
     """Jobs of another week, made of past jobs, that arrive within a day from now."""
-    work = week(sizes, durations, mean, [now, 1])
-    first = int(np.random.default_rng(now).integers(WEEK - SOON))
+    work = week(sizes, durations, mean, [now, draw])
+    first = int(np.random.default_rng([now, draw]).integers(WEEK - SOON))
     pairs = enumerate(work.submit.tolist())
     soon = [(j, submit - first) for j, submit in pairs if 0 < submit - first < SOON]
     return [
@@ -67,7 +69,7 @@ def main() -> None:
     parser.add_argument("--trace", required=True)
     parser.add_argument("--weeks", type=int, default=20)
     parser.add_argument("--moments", type=int, default=4)
-    parser.add_argument("--arrivals", action="store_true", help="simulate later arrivals too")
+    parser.add_argument("--arrivals", type=int, default=0, help="draws of later arrivals")
     parser.add_argument("--policies", nargs="*", default=POLICIES)
     args = parser.parse_args()
     trace = cluster.read_trace(args.trace, largest=NODES * GPUS // 2)
@@ -95,7 +97,7 @@ def main() -> None:
                 if not waiting:
                     continue
                 draws = {"factors": factors, "samples": 50, "seed": rng.randrange(9999)}
-                later = arrivals(sizes[::2], past, mean, now) if args.arrivals else ()
+                later = [arrivals(sizes[::2], past, mean, now, k) for k in range(args.arrivals)]
                 forecast = Forecast(Counts(snapshot), policy, draws, later)
                 found = forecast.starts([], snapshot.waiting)
                 for job in rng.sample(waiting, min(10, len(waiting))):

@@ -16,6 +16,8 @@ from optsched.io.files import check_outputs, read_text
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from optsched.model.schedule import Schedule
     from optsched.plan import ClusterSnapshot, MovePlan
 
@@ -30,6 +32,9 @@ def plan(
     model: Annotated[Path | None, option("Bandwidths: optsched.bandwidth/1.")] = None,
     policy: Annotated[str | None, option("Of expected starts, NAME:KEY=VALUE.")] = None,
     spread: Annotated[float, option("Sigma of true over expected durations.")] = 0.5,
+    durations: Annotated[
+        Path | None, option("Trace of past jobs: durations over their mean, not --spread.")
+    ] = None,
     seed: options.Seed = 0,
     time_limit: Annotated[
         float, option("Seconds for each plan of moves, or for all orders of arrays.", "--time")
@@ -67,7 +72,7 @@ def plan(
     from optsched.plan.starts import plan as plan_snapshot
     from optsched.solving.fan_out import Engine
 
-    check_outputs([output, save], [snapshot, slurm, model, cluster, previous])
+    check_outputs([output, save], [snapshot, slurm, model, cluster, previous, durations])
     if train is not None and (as_json or clear is not None or defragment is not None):
         raise InputError("train: expected without --json, --clear and --defragment")
     given = _snapshot(snapshot, slurm, kubernetes, cluster, now)
@@ -85,6 +90,7 @@ def plan(
     before = None if previous is None else Schedule.read(previous)
     found = plan_snapshot(
         given, model=known, policy=policy or POLICY, previous=before, sigma=spread, seed=seed,
+        factors=None if durations is None else _factors(durations),
         parallel=Engine(engine, jobs),
     )  # fmt: skip
     schedule = order_arrays(found, time_limit=time_limit, previous=before)
@@ -101,6 +107,16 @@ def plan(
     wrote(output, schedule.write, quiet=as_json)
     if train is not None:
         _train(schedule, train)
+
+
+def _factors(path: Path) -> Sequence[float]:
+    """Return the durations of a trace over their mean."""
+    from optsched.cluster import read_trace
+
+    trace = read_trace(path, ignore_columns=True)
+    rate = trace.rate[trace.size_ptr[1:] - 1]  # at the largest size
+    seconds = (trace.work[rate > 0] / rate[rate > 0]).tolist()
+    return [one * len(seconds) / sum(seconds) for one in seconds]
 
 
 def _train(schedule: Schedule, folder: Path) -> None:

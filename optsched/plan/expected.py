@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from optsched.cluster import WORK, Group, Job, Nodes, Start, Stay, Table, Workload, expected_starts
 from optsched.cluster import policies as registry
+from optsched.cluster.results.metrics import nearest_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,14 +31,18 @@ class Forecast:
     Jobs arrive in the order of the queue. The simulator counts GPUs, hosts and types; it does not
     regard levels above hosts, pods and bandwidths. Quotas hold if the policy honours them, else
     each quota is simulated as a cluster without hosts, and the later start counts. Draws are
-    arguments of `optsched.cluster.expected_starts`; `later` are jobs that arrive in the future.
+    arguments of `optsched.cluster.expected_starts`; `later` are equally likely arrivals.
     """
 
     def __init__(
-        self, counts: Counts, policy: str, draws: dict[str, Any], later: Sequence[PlanJob] = ()
+        self,
+        counts: Counts,
+        policy: str,
+        draws: dict[str, Any],
+        later: Sequence[Sequence[PlanJob]] = (),
     ) -> None:
         self.counts, self.policy, self.draws = counts, registry.get(policy), draws
-        self.later = later
+        self.later = later or [()]
         self.quotas = counts.snapshot.quotas
         self.honours = getattr(self.policy, "honours_max_slots", False) is True
 
@@ -83,20 +90,30 @@ class Forecast:
         jobs = [self._job(job, 0, urgency, nodes) for job, _ in running]
         jobs += [self._job(job, 1 + k, urgency, nodes) for k, job in enumerate(waiting)]
         now = 1 + len(waiting)
-        jobs += [
-            self._job(job, now + max(1, job.submit - self.counts.snapshot.now), urgency, nodes)
-            for job in self.later if job.gpus <= sum(nodes.gpus)
-        ]  # fmt: skip
         stays = [
             Stay(job=job.name, start=0, nodes=at, work=job.elapsed * WORK) for job, at in running
         ]
         limits = self.quotas if self.honours and len(nodes) > 1 else {}
         groups = [Group(name, max_slots=gpus) for name, gpus in limits.items()]
-        found = expected_starts(
-            Workload.of(jobs, groups=groups), self.policy, nodes, Start(now, tuple(stays)),
-            percentiles=PERCENTILES, **self.draws,
-        )  # fmt: skip
-        return {name: tuple(t - now for t in one.times) for name, one in found.items()}
+        pooled: dict[str, list[int]] = {job.name: [] for job in waiting}
+        samples = -(-self.draws["samples"] // len(self.later))
+        for k, arrivals in enumerate(self.later):
+            later = [
+                self._job(job, now + max(1, job.submit - self.counts.snapshot.now), urgency, nodes)
+                for job in arrivals if job.gpus <= sum(nodes.gpus)
+            ]  # fmt: skip
+            draws = self.draws | {"samples": samples, "seed": self.draws["seed"] + k}
+            ranks = [100 * (i + 0.5) / samples for i in range(samples)]  # all samples
+            found = expected_starts(
+                Workload.of([*jobs, *later], groups=groups), self.policy, nodes,
+                Start(now, tuple(stays)), percentiles=ranks, **draws,
+            )  # fmt: skip
+            for name, one in found.items():
+                pooled[name] += [t - now for t in one.times]
+        return {
+            name: tuple(int(nearest_rank(np.array(times), p)) for p in PERCENTILES)
+            for name, times in pooled.items()
+        }
 
     def _job(self, job: PlanJob, submit: int, urgency: dict[int, int], nodes: Nodes) -> Job:
         """Return a job that lasts as long as expected, on its type only."""

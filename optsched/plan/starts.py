@@ -123,7 +123,7 @@ def plan(
     previous: Plan | Schedule | None = None,
     sigma: float = 0.5,
     factors: Sequence[float] | None = None,
-    later: Sequence[PlanJob] = (),
+    later: Sequence[Sequence[PlanJob]] = (),
     samples: int = 50,
     seed: int = 0,
     parallel: Engine | None = None,
@@ -152,8 +152,8 @@ def plan(
         As in `optsched.cluster.expected_starts`; sigma 0: durations are as expected; factors are
         samples of true over expected durations.
     later
-        Jobs that are expected to arrive, with `submit` after now, such as those of the last week:
-        policies that fill gaps may start them before requests that are waiting.
+        Equally likely lists of jobs that arrive, `submit` after now, such as those of past days:
+        policies that fill gaps start some of them before requests that are waiting.
 
     Raises
     ------
