@@ -106,13 +106,15 @@ def connect(address: tuple[str, int], token: bytes, hello: dict[str, Any]) -> tu
     Raises
     ------
     ConnectionError
-        There is no pool (any more).
+        There is no pool (any more: ConnectionRefusedError), or no way to it.
     InputError
         The pool has another token, or refuses this worker.
     """
     place = f"{address[0]}:{address[1]}"
     try:
         connection = _connection(socket.create_connection(address, _PATIENCE_S))
+    except ConnectionRefusedError:
+        raise ConnectionRefusedError(f"{place}: connection refused") from None
     except OSError as error:
         raise ConnectionError(f"{place}: {error.strerror or error}") from None
     try:

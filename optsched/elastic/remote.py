@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from optsched.elastic import door
 from optsched.elastic.workers import forkserver_context, start_forkserver, work
-from optsched.errors import InputError
+from optsched.errors import InputError, OptschedError
 from optsched.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _POLL_S: Final = 0.05
+_PATIENCE_S: Final = 60  # in which a pool that cannot be reached may come back
 
 
 def hello(device: str) -> dict[str, str]:
@@ -41,23 +42,30 @@ def join(
     """
     place, key = door.address_of("join", address), door.token_of(token)
     workers: list[_Worker] = []
+    due = [(device, 0.0) for device in devices]  # and the time at which trying ends
     try:
-        for device in devices:
-            try:
-                workers.append(_Worker(place, key, device))
-            except ConnectionError as error:
-                raise InputError(f"join: {error}; start the pool first, with --listen") from None
-            on_change(f"{device}: process {workers[-1].pid} joined {address}")
-        while workers:
+        while workers or due:
+            if due:
+                device, until = due.pop(0)
+                try:
+                    workers.append(_Worker(place, key, device))
+                    on_change(f"{device}: process {workers[-1].pid} joined {address}")
+                except (ConnectionError, InputError) as error:
+                    if not until:
+                        hint = "; start the pool first, with --listen"
+                        lost = isinstance(error, ConnectionError)
+                        raise InputError(f"join: {error}{hint}" if lost else str(error)) from None
+                    if isinstance(error, (ConnectionRefusedError, InputError)):
+                        on_change(f"{device}: left, {error}")
+                    elif time.monotonic() > until:
+                        raise OptschedError(f"join: {error}, for {_PATIENCE_S} s") from None
+                    else:
+                        due.append((device, until))
             time.sleep(_POLL_S)
             for worker in [one for one in workers if one.ended()]:
                 worker.close()
                 workers.remove(worker)
-                try:
-                    workers.append(_Worker(place, key, worker.device))
-                    on_change(f"{worker.device}: process {workers[-1].pid} joined {address}")
-                except (ConnectionError, InputError) as error:
-                    on_change(f"{worker.device}: left, {error}")
+                due.append((worker.device, time.monotonic() + _PATIENCE_S))
     finally:
         for worker in workers:
             worker.close()
