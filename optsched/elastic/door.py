@@ -64,7 +64,8 @@ def token_of(token: str | None) -> bytes:
 class Door:
     """Accept workers of other hosts; `arrived` has those that know the token."""
 
-    def __init__(self, pool: OpenPool, alarm: Callable[[], object]) -> None:
+    def __init__(self, pool: OpenPool, folder: str, alarm: Callable[[], object]) -> None:
+        self.folder = folder
         self.host, port = address_of("listen", pool.listen)
         self._token, self._alarm = token_of(pool.token), alarm
         self.arrived: queue.SimpleQueue[tuple[Connection, dict[str, Any]]] = queue.SimpleQueue()
@@ -103,12 +104,8 @@ class Door:
 def connect(address: tuple[str, int], token: bytes, hello: dict[str, Any]) -> tuple[Any, Any]:
     """Connect to a pool; return the connection and the welcome.
 
-    Raises
-    ------
-    ConnectionError
-        There is no pool (any more: ConnectionRefusedError), or no way to it.
-    InputError
-        The pool has another token, or refuses this worker.
+    It is a ConnectionRefusedError if there is no pool (any more), a ConnectionError if the host
+    cannot be reached, and an `InputError` if the pool has another token or refuses this worker.
     """
     place = f"{address[0]}:{address[1]}"
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.elastic import door
-from optsched.elastic.workers import forkserver_context, start_forkserver, work
+from optsched.elastic.workers import Setting, forkserver_context, work
 from optsched.errors import InputError, OptschedError
 from optsched.version import __version__
 
@@ -20,7 +20,7 @@ _PATIENCE_S: Final = 60  # in which a pool that cannot be reached may come back
 
 
 def hello(device: str) -> dict[str, str]:
-    """What a worker says of itself; pools take workers of the same versions and kind of device."""
+    """Return what pools check: they take workers of the same versions and kind of device."""
     return {"optsched": __version__, "torch": version("torch"), "device": device}
 
 
@@ -32,13 +32,8 @@ def join(
 ) -> None:
     """Train in processes of this host, one a device, until the pool at ``HOST:PORT`` ends.
 
-    A process that dies, or that the pool drops, is replaced by a new one.
-
-    Raises
-    ------
-    InputError
-        There is no pool, its token or versions are others, or it is full; or this host does not
-        see the folder of its run.
+    A process that dies, or that the pool drops, is replaced by a new one. It is an `InputError` if
+    there is no pool, it is full, or has another token, other versions or a folder not seen here.
     """
     place, key = door.address_of("join", address), door.token_of(token)
     workers: list[_Worker] = []
@@ -51,10 +46,10 @@ def join(
                     workers.append(_Worker(place, key, device))
                     on_change(f"{device}: process {workers[-1].pid} joined {address}")
                 except (ConnectionError, InputError) as error:
+                    if not until and isinstance(error, InputError):
+                        raise
                     if not until:
-                        hint = "; start the pool first, with --listen"
-                        lost = isinstance(error, ConnectionError)
-                        raise InputError(f"join: {error}{hint}" if lost else str(error)) from None
+                        raise InputError(f"join: {error}; start the pool first") from None
                     if isinstance(error, (ConnectionRefusedError, InputError)):
                         on_change(f"{device}: left, {error}")
                     elif time.monotonic() > until:
@@ -81,10 +76,9 @@ class _Worker:
         if not (folder / ".lock").exists():
             self._connection.close()
             raise InputError(f"folder: {folder} of the run is not seen from this host")
-        context = forkserver_context(welcome["modules"])
-        start_forkserver()
         interface = door.interface_of(door.local_host(self._connection))
-        given = (self._connection, welcome["modules"], welcome["store"], interface)
+        given = self._connection, Setting(welcome["modules"], welcome["store"], interface)
+        context = forkserver_context(welcome["modules"])
         self._process: Any = context.Process(target=work, args=given, daemon=True)
         self._process.start()
         self.pid = self._process.pid

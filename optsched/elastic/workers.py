@@ -38,6 +38,14 @@ class Join(NamedTuple):
     done: int  # passes in the scheduler's log; the checkpoint may have one more
 
 
+class Setting(NamedTuple):
+    """What all workers get: modules to import, the address of the store, and their network."""
+
+    modules: list[str]
+    store: tuple[str, int] = ("", 0)
+    interface: str = ""  # "": as torch chooses
+
+
 class Order(NamedTuple):
     """The next pass: its number from 0, and lists by rank."""
 
@@ -104,42 +112,41 @@ class Processes:
         opened: OpenPool | None = None, folder: str = "",
     ) -> None:  # fmt: skip
         self.devices = list(devices)
-        self._remote = {k for k, device in enumerate(devices) if not device}
-        self.vacant = {*self._remote}
-        self._modules = sorted({*modules} - {"__main__"})
-        self._context: Any = forkserver_context(self._modules)
+        self.vacant = {k for k, device in enumerate(devices) if not device}
         self._origin, self._begun = origin, time.monotonic()
-        self._joins, self._folder = 0, folder
+        self._joins = 0
         self._stops: dict[int, StopSign] = {}  # by the first slot of a job
         self._pipes: list[Any] = [None] * len(devices)
-        self._workers: list[Any] = [None] * len(devices)
-        self._alarm = self._context.Pipe(duplex=False)
-        self._door = None if opened is None else Door(opened, self._ring)
-        self._host = "127.0.0.1" if self._door is None else self._door.host
-        self._interface = "" if self._door is None else interface_of(self._host)
+        self._workers: list[Any] = [None] * len(devices)  # None: of another host
+        self._alarm = multiprocessing.get_context("forkserver").Pipe(duplex=False)
+        self._door = None if opened is None else Door(opened, folder, self._ring)
+        self._setting = Setting(sorted({*modules} - {"__main__"}))
 
     def start(self) -> None:
         """Start all workers of this host."""
-        start_forkserver()
+        forkserver_context(self._setting.modules)
         import torch.distributed as dist  # while the server imports it
 
-        given = socket.create_server((self._host, 0))
-        self._place = self._host, given.getsockname()[1]
+        host = "127.0.0.1" if self._door is None else self._door.host
+        given = socket.create_server((host, 0))
+        place = host, given.getsockname()[1]
         fixed: Any = {"wait_for_workers": False, "master_listen_fd": given.detach()}
-        self._store = dist.TCPStore(*self._place, is_master=True, **fixed)  # type: ignore[attr-defined]
-        for slot in range(len(self.devices)):
-            if slot not in self._remote:
-                self._start(slot)
+        self._store = dist.TCPStore(*place, is_master=True, **fixed)  # type: ignore[attr-defined]
+        interface = "" if self._door is None else interface_of(host)
+        self._setting = Setting(self._setting.modules, place, interface)
+        for slot in {*range(len(self.devices))} - self.vacant:
+            self._start(slot)
 
     def close(self) -> None:
         """End all workers."""
         if self._door is not None:
             self._door.close()
-        for pipe in (self._pipes[slot] for slot in self._remote - self.vacant):
-            pipe.close()
-        for worker in filter(None, self._workers):
-            worker.kill()
-            worker.join()
+        for worker, pipe in zip(self._workers, self._pipes, strict=True):
+            if worker is not None:
+                worker.kill()
+                worker.join()
+            elif pipe is not None:
+                pipe.close()
 
     def begin(self) -> None:
         """Wait until all workers are ready, and start the clock."""
@@ -150,7 +157,7 @@ class Processes:
                     waiting.discard(event.slot)
                 if event.kind == "died":
                     waiting.add(event.slot)
-                    deaths += event.slot not in self._remote
+                    deaths += self._workers[event.slot] is not None
                     self.kill([event.slot])
             if deaths > MOST_CRASHES:
                 raise OptschedError(
@@ -198,7 +205,7 @@ class Processes:
     def kill(self, slots: Iterable[int]) -> None:
         """Free these slots at once by new processes; those of other hosts have to join anew."""
         for slot in slots:
-            if slot in self._remote:
+            if self._workers[slot] is None:
                 self._pipes[slot].close()
                 self.vacant.add(slot)
                 continue
@@ -209,9 +216,10 @@ class Processes:
 
     def dead(self, slots: Iterable[int]) -> bool:
         """Whether one of these is dead, or dies within moments, which makes the others fail."""
-        if wait([self._workers[k].sentinel for k in slots if k not in self._remote], timeout=0.5):
+        workers = {slot: self._workers[slot] for slot in slots}
+        if wait([worker.sentinel for worker in workers.values() if worker], timeout=0.5):
             return True
-        return any(hung_up(self._pipes[k], 0.2) for k in slots if k in self._remote)
+        return any(hung_up(self._pipes[slot], 0.2) for slot, w in workers.items() if w is None)
 
     def wait(self, until: int | None) -> list[Event]:
         """Events as soon as there are any; none at this time, or when interrupted."""
@@ -240,9 +248,8 @@ class Processes:
             pipe, hello = self._door.arrived.get()
             why = self._refusal(hello)
             with suppress(OSError):
-                pipe.send({"refused": why} if why else {
-                    "modules": self._modules, "store": self._place, "folder": self._folder,
-                })  # fmt: skip
+                there = {"folder": self._door.folder, **self._setting._asdict()}
+                pipe.send({"refused": why} if why else there)
             if why:
                 pipe.close()
                 continue
@@ -266,9 +273,9 @@ class Processes:
         return "" if self.vacant else "all of its slots have workers; see --remote"
 
     def _start(self, slot: int) -> None:
-        self._pipes[slot], end = self._context.Pipe()
-        given = (end, self._modules, self._place, self._interface)
-        worker = self._context.Process(target=work, args=given, daemon=True)
+        context: Any = multiprocessing.get_context("forkserver")
+        self._pipes[slot], end = context.Pipe()
+        worker = context.Process(target=work, args=(end, self._setting), daemon=True)
         worker.start()
         self._workers[slot] = worker
         end.close()
@@ -279,40 +286,36 @@ class Processes:
 
 
 def forkserver_context(modules: Iterable[str]) -> Any:
-    """Processes that start with these modules, of optsched, and what training needs."""
+    """Start the server that imports for all workers; it ignores SIGINT and SIGTERM."""
     context: Any = multiprocessing.get_context("forkserver")
     # what DistributedDataParallel imports when it is first made takes over a second
     ours = [module for module in modules if module.startswith("optsched.")]
     context.set_forkserver_preload(["torch._dynamo", "optsched.elastic.training", *ours])
-    return context
-
-
-def start_forkserver() -> None:
-    """Start the server that imports for all workers; it ignores SIGINT and SIGTERM."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # warnings about hosts without a name
     resource_tracker.ensure_running()  # which ends with the signals unblocked
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     forkserver.ensure_running()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
 
 
-def work(pipe: Any, modules: list[str], place: tuple[str, int], interface: str) -> None:
-    """Run in a worker: carry out messages until the scheduler ends; `place` is its store's."""
+def work(pipe: Any, setting: Setting) -> None:
+    """Run in a worker: carry out messages until the scheduler ends."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the scheduler stops the passes
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_follow, daemon=True).start()
     import torch
 
-    if interface:
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface
+    if name := setting.interface:
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = name
     torch.set_num_threads(1)
     torch.backends.cudnn.deterministic = True
-    for module in modules:
+    for module in setting.modules:
         with suppress(Exception, SystemExit):  # an import that fails, fails again in its job
             importlib.import_module(module)
     member: Any = None
     fixed: Any = {"is_master": False, "wait_for_workers": False}
-    store = torch.distributed.TCPStore(*place, **fixed)  # type: ignore[attr-defined]
+    store = torch.distributed.TCPStore(*setting.store, **fixed)  # type: ignore[attr-defined]
     stop: StopSign | None = None
     data: dict[bytes, Any] = {}
     with suppress(EOFError, OSError):

@@ -150,7 +150,7 @@ def gate() -> Iterator[tuple[door.Door, str]]:
     """A door at a free port of this host, and its address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         place = f"127.0.0.1:{free.getsockname()[1]}"
-    made = door.Door(OpenPool(2, 1, place, TOKEN), lambda: None)
+    made = door.Door(OpenPool(2, 1, place, TOKEN), "", lambda: None)
     yield made, place
     made.close()
 
@@ -195,7 +195,10 @@ def test_pools_take_workers_of_their_kind() -> None:
         (lambda: join("0.0.0.0:99", ["cpu"], TOKEN), "join: expected HOST:PORT"),
         (lambda: join("a:99999999999", ["cpu"], TOKEN), "join: port: expected"),
         (lambda: join("a:9", ["cpu"], "short"), "token: set OPTSCHED_TOKEN"),
-        (lambda: door.Door(OpenPool(1, 1, "192.0.2.1:99", TOKEN), print), "listen: 192.0.2.1:99: "),
+        (
+            lambda: door.Door(OpenPool(1, 1, "192.0.2.1:99", TOKEN), "", print),
+            "listen: 192.0.2.1:99: ",
+        ),
     ],
 )
 def test_wrong_addresses_and_tokens(call: Callable[[], Any], message: str) -> None:
