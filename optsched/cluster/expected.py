@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from optsched.cluster.results.run import Run
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
-    from optsched.cluster.world.policy import Policy, Reason
-    from optsched.model.schedule import FloatArray, IntArray
+    from optsched.cluster.world.policy import FloatArray, Policy, Reason
+    from optsched.model.schedule import IntArray
     from optsched.solving.fan_out import Engine
 
 

@@ -68,8 +68,10 @@ class Planner:
         self.left = {g: n - snapshot.used(g) for g, n in snapshot.quotas.items()}
 
     def choose(self, jobs: Sequence[PlanJob]) -> None:
-        """Choose requests of one priority: most GPUs, then planned before, then earlier ones."""
-        able = [job for job in jobs if not self._obstacle(job) and self._fast(job, self.state)]
+        """Choose requests of one priority: most GPUs, then planned before, then submitted early."""
+        able = [
+            job for job in jobs if not self._obstacle(job) and self._has_bandwidth(job, self.state)
+        ]
         if not able:
             return
         every, n = [*self.chosen, *able], len(self.chosen)
@@ -94,7 +96,7 @@ class Planner:
             self.start(job)
 
     def start(self, job: PlanJob) -> None:
-        """Start a request on its former GPUs if no faster ones are found, else on the fastest."""
+        """Start a request on its former GPUs unless others are faster."""
         if job.gpus > self.left.get(job.group, job.gpus) or self._obstacle(job):
             return
         options = [*self._former(job), *self._fastest(job)]
@@ -241,7 +243,7 @@ class Planner:
         share = dispatcher.what_if(state, gpus, DEADLINE).share
         return gpus, share.value, share.standalone
 
-    def _fast(self, job: PlanJob, state: ClusterState) -> bool:
+    def _has_bandwidth(self, job: PlanJob, state: ClusterState) -> bool:
         """Check whether free GPUs that a request may use have the bandwidth that it needs."""
         if job.bandwidth is None:
             return True
@@ -311,7 +313,7 @@ class Planner:
 
     def _slow(self, job: PlanJob, state: ClusterState) -> str:
         """Describe the bandwidth that a request lacks on all free GPUs, or return an empty text."""
-        if self._fast(job, state):
+        if self._has_bandwidth(job, state):
             return ""
         best = self._best(job, ClusterState.with_free(state.cluster, state.free))[2] / KILOBYTES
         return f"the best free GPUs found have {best:.1f} GB/s, it needs {job.bandwidth:g}"

@@ -131,8 +131,8 @@ def plan(
     """Decide which waiting requests start now, and predict the starts of the others.
 
     Priorities are served in turn. Of each, the requests that start together with those chosen
-    before have most GPUs: of equal sums, most requests that start in the former plan, then earlier
-    ones. An integer program proves it, with all types, levels, pods, quotas and least bandwidths.
+    before have most GPUs: of equal sums, most requests of the former plan, then the earliest.
+    An integer program proves it, with all types, levels, pods, quotas and least bandwidths.
     The dispatcher chooses GPUs in the order of the queue, so that all of them start. Job arrays
     of a priority share what is left: a quota plan chooses sizes that keep most GPUs busy. Arrays of
     the former plan that can keep their GPUs do, ahead of other requests of their priority.
