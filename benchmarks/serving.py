@@ -4,9 +4,11 @@
     python -m benchmarks.serving front   [--seeds 16]      a price sweep against all static tuples
     python -m benchmarks.serving paper   [--seeds 16] [--policy FILE.npz ...]
     python -m benchmarks.serving speed [--policy FILE.npz] decisions per second, Python beside it
+    python -m benchmarks.serving deadlines [--seeds 16]    attainment at 1.2 times the capacity
     python -m benchmarks.serving plan                      the planner against the hand-made plan
     python -m benchmarks.serving learn [--modes flow paper] [--seeds 5] [--decisions N]
     python -m benchmarks.serving executor --scenario S.json --network NET.pt
+    python -m benchmarks.serving live --scenario S.json --network NET.pt [--requests 10000]
 
 The cluster is `optsched.serving.reference`: plausible devices, nobody's measurements. Everything
 tuned (price and group of `marginal`, targets of `backlog`) was tuned on seeds from 100 on; the
@@ -20,7 +22,9 @@ import dataclasses
 import math
 import statistics
 import sys
+import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,6 +205,46 @@ def paper(seeds: range, policies: list[Path]) -> None:
         print(f"  {seconds:2} s: mean latency {statistics.mean(runs):8.0f} ms")
 
 
+def deadlines(seeds: range) -> None:
+    """Requests answered in time in an overload: `auto` beside the best static tuple, both shed.
+
+    Overload: 1.2 times the most that the narrowest tuple serves, over four sizes of groups.
+    """
+    groups, n = (8, 16, 32, 64), 24_000
+    tuples = [row for row in serving.reference(rate=1).tuples.tolist() if sum(row) <= 3]
+    for name in ("two fast servers and a slow one", "the same, decisions take no time", "slow one"):
+        fields: dict[str, Any] = {"router_ms": None} if "no time" in name else {}
+
+        def make(seed: int, rate: float, ms: float | None, only: bool, fields: Any) -> Scenario:
+            found = serving.reference(
+                rate=rate, seconds=n / rate, seed=seed, deadline_ms=ms, **fields
+            )
+            return found.replace(servers=found.servers[2:]) if only else found
+
+        only = name == "slow one"
+        plan = serving.plan_instances(make(10_000, 2500, None, only, fields))
+        static = {
+            f"{row} by {g}": Router(serving.Static(tuple(row)), serving.JSED(), g)
+            for row in tuples for g in groups
+        }  # fmt: skip
+        flood = make(100, 200_000, None, only, fields)
+        runs = [serving.simulate(flood, static[f"{tuples[0]} by {g}"], plan=plan) for g in groups]
+        most = max(run.summary.throughput_per_s or 0 for run in runs)
+        for ms in (8.0, 10.0, 12.0, 20.0):
+            points = serving.compare(
+                partial(make, rate=1.2 * most, ms=ms, only=only, fields=fields),
+                {"auto": MarginalCost(), **static}, seeds=seeds, plan=plan,
+            )  # fmt: skip
+            best = max(points[1:], key=lambda point: point.mean["attainment"])
+            cells = [
+                f"{one.mean['attainment']:.2f} ± {one.interval['attainment']:.2f} in time, "
+                f"{one.mean['accuracy']:.2f} %, P99 {one.mean['p99_ms']:.2f} ms"
+                for one in (points[0], best)
+            ]
+            print(f"{name}, {1.2 * most:.0f}/s, {ms:g} ms")
+            print(f"    auto {cells[0]}\n    {best.router} {cells[1]}", flush=True)
+
+
 def speed(policies: list[Path]) -> None:
     """Decisions a second on one core, best of 9; and the same sources as plain Python."""
     print(machine())
@@ -307,10 +351,53 @@ def executor(scenario: Path, network: Path) -> None:
             print(f"{rate:4}/s {name:16} busy {busy:.2f}  {cells}")
 
 
+def live(scenario: Path, network: Path, n: int) -> None:
+    """Images submitted by eight threads, beside a simulation of the same arrivals."""
+    import torch
+
+    print(machine())
+    base, net = Scenario.read(scenario), serving.load_network(network)
+    x, threads = serving.digits("test").x, 8
+    alone = base.cost[:, range(base.n_segments), -1, -1].sum(axis=1) + 4 * base.launch
+    rate = 0.5e9 * float((1 / alone).sum())  # half of what the servers do without batches
+    plan = serving.plan_instances(base, rate=rate)
+    sent = np.zeros(n)
+    futures: list[Any] = [None] * n
+
+    def work(thread: int) -> None:
+        rng = np.random.default_rng(thread)
+        at = time.perf_counter()
+        for i in range(thread, n, threads):
+            at += rng.exponential(threads / rate)
+            time.sleep(max(0.0, at - time.perf_counter()))
+            sent[i] = time.perf_counter()
+            futures[i] = server.submit(x[i % len(x)])
+
+    with serving.LiveServer(serving.Executor(net, base, plan=plan), x.shape[1:]) as server:
+        workers = [threading.Thread(target=work, args=(j,)) for j in range(threads)]
+        for one in workers:
+            one.start()
+        for one in workers:
+            one.join()
+    answers = [future.result() for future in futures]
+    torch.set_num_threads(1)
+    wrong = sum(
+        not np.allclose(one.output, net(x[i % len(x)][None], one.widths)[0].detach(), atol=1e-4)
+        for i, one in enumerate(answers)
+    )
+    arrivals = np.sort(sent - sent.min()) * 1e3
+    simulated = serving.simulate(base.replace(arrival_ms=arrivals), plan=plan).summary
+    ms = np.sort([one.ms for one in answers])
+    print(f"{n} images at {rate:.0f}/s by {threads} threads, {wrong} wrong outputs")
+    print(f"mean {simulated.mean_ms:.2f} simulated, {ms.mean():.2f} ms measured")
+    print(f"P99 {simulated.p99_ms:.2f} simulated, {ms[-(-99 * n // 100) - 1]:.2f} ms measured")
+
+
 def main() -> int:
     """Run one of the studies."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    studies = ("routers", "front", "paper", "speed", "plan", "learn", "executor")
+    studies = ("routers", "front", "paper", "deadlines", "speed", "plan", "learn", "executor",
+               "live")  # fmt: skip
     parser.add_argument("what", choices=studies)
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -318,6 +405,7 @@ def main() -> int:
     parser.add_argument("--policy", type=Path, nargs="*", default=[])
     parser.add_argument("--modes", nargs="*", default=["flow"])
     parser.add_argument("--decisions", type=int, default=3_000_000)
+    parser.add_argument("--requests", type=int, default=10_000, help="of live")
     parser.add_argument("--scenario", type=Path, help="what optsched slim profile wrote")
     parser.add_argument("--network", type=Path, help="what optsched slim train wrote")
     given = parser.parse_args()
@@ -328,14 +416,19 @@ def main() -> int:
         front(seeds)
     elif given.what == "paper":
         paper(seeds, given.policy)
+    elif given.what == "deadlines":
+        deadlines(seeds)
     elif given.what == "speed":
         speed(given.policy)
     elif given.what == "learn":
         learn(given.modes, seeds, given.decisions)
-    elif given.what == "executor":
+    elif given.what in ("executor", "live"):
         if given.scenario is None or given.network is None:
-            parser.error("executor needs --scenario and --network")
-        executor(given.scenario, given.network)
+            parser.error(f"{given.what} needs --scenario and --network")
+        if given.what == "executor":
+            executor(given.scenario, given.network)
+        else:
+            live(given.scenario, given.network, given.requests)
     else:
         plans()
     return 0

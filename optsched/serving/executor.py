@@ -205,7 +205,7 @@ class LiveRun(Run):
     outputs: Tensor
 
     def accuracy(self, labels: Tensor) -> float | None:
-        """Return the percentage of completed requests whose highest score is at their label.
+        """Return the percentage of completed requests with the highest score at their label.
 
         Parameters
         ----------
@@ -224,7 +224,7 @@ class LiveRun(Run):
 
 
 class Executor:
-    """Serves requests with a network, in real time: those of a scenario, or submitted ones.
+    """Serves requests with a network, in real time: of a scenario, or submitted by threads.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from optsched.errors import OptschedError
 
-_RECENT: Final = 1024  # answers whose latencies telemetry summarises
+_RECENT: Final = 1024  # latencies that telemetry summarises
 
 
 class Answer(NamedTuple):
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 
 class ServerState(NamedTuple):
-    """State of a server: work that waits, running batches, resident instances, utilisation.
+    """State of a server: queued work, running batches, resident instances, utilisation.
 
     `utilisation` is the share of time with a running batch since the last call of `telemetry`.
     Memory and power are those of the GPU by NVML; None where `note` says why.
@@ -81,7 +81,7 @@ class LiveServer(Loop):
     shape
         Of an image, without a batch dimension.
     capacity
-        Maximum number of requests in progress; then `submit` waits.
+        Maximum number of requests in progress; then `submit` blocks.
     """
 
     def __init__(self, executor: Executor, shape: Sequence[int], capacity: int = 4096) -> None:
@@ -140,7 +140,8 @@ class LiveServer(Loop):
         if deadline is not None:
             due = now + round(milliseconds("deadline", deadline) * NS_PER_MS)
         pixels = given.detach().to("cpu", torch.float32).flatten().numpy()
-        self._rows.acquire()
+        if not self._rows.acquire(blocking=threading.current_thread() is not self._thread):
+            raise InputError("submit: all rows are in use, and a callback of a future cannot wait")
         future: Future[Answer] = Future()
         with self._lock:
             if self._stopping:

@@ -213,7 +213,7 @@ def _shed(f: _Facts) -> Iterator[str]:
         if f.times[r].all():
             yield f"{name} runs all segments"
         if at < since - SLACK:
-            yield f"{name} waits from {_ms(since)} on"
+            yield f"{name} is in a batch until {_ms(since)}"
         if at > f.horizon:
             yield f"{name} is shed after the horizon, {_ms(f.horizon)}"
         shed.add(r)
@@ -290,7 +290,7 @@ def _blocks(f: _Facts) -> FloatArray:
 
 
 def _router(f: _Facts) -> Iterator[str]:
-    """Decisions are `router_ms` apart, and begin when a request waits."""
+    """Decisions are `router_ms` apart, and begin with a request in a queue."""
     takes = (f.scenario.router_ms or 0) * 1e6
     if takes <= 2 * SLACK:
         return
@@ -347,8 +347,8 @@ def _summary(f: _Facts) -> Iterator[str]:
         due = f.scenario.arrival + np.ceil(f.scenario.deadline_ms * 1e6 - 1e-3)
         late = finish > due[row]
         closed = np.isfinite(due) & (due <= end)
-        gone = np.concatenate([row, f.log.sheds["request"]])
-        closed[gone] = np.isfinite(due[gone])
+        left = np.concatenate([row, f.log.sheds["request"]])
+        closed[left] = np.isfinite(due[left])
         kept = np.isfinite(due[row]) & ~late
         found["late"] = int(late.sum())
         if closed.any():

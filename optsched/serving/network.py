@@ -33,7 +33,7 @@ _MAX_SIZE = 2**16  # of channels, classes and sides
 
 
 class SlimResNet(nn.Module):
-    """Residual network whose narrow widths are slices of one set of weights.
+    """Residual network; its narrow widths are slices of one set of weights.
 
     A 3x3 convolution (the stem), segments of basic blocks (He et al. 2016), the mean over all
     positions and a linear layer. A width w uses the first w * channels of every layer (slimmable

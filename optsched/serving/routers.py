@@ -210,7 +210,7 @@ class Policy:
     epsilon
         Share of the uniform distribution in the choice of the server.
     sampled
-        Draw decisions, with the simulation's seed; False: take the most likely ones.
+        Draw decisions, with the simulation's seed; False: take the most likely.
     """
 
     weights: Any

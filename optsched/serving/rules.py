@@ -219,7 +219,7 @@ def expected(world):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def _later(world, k, width):  # type: ignore[no-untyped-def]
-    """Estimated ns of all segments after k, whose width is given; see `expected`."""
+    """Estimated ns of all segments after k, given its width; see `expected`."""
     core = world.core
     found = 0.0
     for j in range(k + 1, core.vram.shape[0]):
@@ -245,7 +245,7 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
     loading. ``world.weights`` holds the value of the best completion of every prefix, in ns.
 
     With deadlines, blocks are as large as the queue; choices that end the request too late come
-    last, narrow ones first; and the price of work rises for a while after a request was shed.
+    last, narrow widths first; and the price of work rises for a while after a request was shed.
     """
     rule = world.rule[0]
     trace = world.trace[0]
@@ -331,7 +331,7 @@ def features(world):  # type: ignore[no-untyped-def]
     """Write the features of a decision; returns their position in ``world.weights``.
 
     Reconstructed from the paper: requests at the router, share completed, and per server MMACs that
-    are queued, power and U. Extended: segment, last width and earlier ones, requests at the router
+    are queued, power and U. Extended: segment, last and earlier widths, requests at the router
     by segment, age of the head, and per server queued and running ms, free instances of the
     segment, free memory, whether the segment is resident at full width. Counts, times and U as
     log(1 + x), all others as fractions.

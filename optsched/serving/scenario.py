@@ -189,7 +189,7 @@ class Scenario:
         self._check_sizes()
 
     def _check_sizes(self) -> None:
-        """Refuse instances larger than every server and batches whose duration overflows."""
+        """Refuse instances larger than every server and batches of a duration that overflows."""
         for i, j in np.ndindex(self.vram.shape):
             if all(self.vram[i, j] > round(one.vram_mb * 1000) for one in self.servers):
                 raise InputError(

@@ -344,7 +344,7 @@ def compare(
 
 
 def front_of(points: Sequence[Point], x: str = "accuracy", y: str = "p99_ms") -> list[Point]:
-    """Return the points that no other one dominates in both measures, saturated ones left out."""
+    """Return the points that no other dominates in both measures, without saturated points."""
     for key in (x, y):
         if not all(key in point.mean for point in points):
             raise InputError(f"{key}: the points do not have it; their scenarios have no deadlines")

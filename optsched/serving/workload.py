@@ -95,7 +95,7 @@ def reference(
     Parameters
     ----------
     name
-        ``"cluster-3gpu"``, or ``"cluster-3gpu-wifi"``, whose servers are 2 ms and 300 Mbit/s apart.
+        ``"cluster-3gpu"``, or ``"cluster-3gpu-wifi"``, with servers 2 ms and 300 Mbit/s apart.
     rate, burst, seconds, seed
         See `arrivals`.
     fields

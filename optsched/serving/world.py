@@ -227,7 +227,7 @@ def _log_batch(world, s, i, now, end):  # type: ignore[no-untyped-def]
 
 @helper(types.boolean, WORLD, INT, INT, counted=False, inline=True)
 def _sooner(world, a, b):  # type: ignore[no-untyped-def]
-    """Whether request a is due before b; without deadlines, or at equal ones, arrived before."""
+    """Whether request a is due before b; at equal deadlines, whether it arrived before b."""
     first, second = world.deadline[a], world.deadline[b]
     if first == second:
         first, second = world.arrival[a], world.arrival[b]
@@ -311,7 +311,7 @@ def _complete(world, s, i, now):  # type: ignore[no-untyped-def]
 
 @helper(INT, WORLD, counted=False, inline=True)
 def _oldest(world):  # type: ignore[no-untyped-def]
-    """Segment whose queue at the router has the most urgent request, or -1."""
+    """Segment of the most urgent request at the router, or -1."""
     best = -1
     for f in range(len(world.fifo)):
         fifo = world.fifo[f]
@@ -476,7 +476,7 @@ def feed(world, event, s, which, now):  # type: ignore[no-untyped-def]
     Returns
     -------
     int
-        `DRAINED`: no request waits at the router; `ENDED`: some do, `ROUTE` is possible;
+        `DRAINED`: no request is at the router; `ENDED`: some are, `ROUTE` is possible;
         `UNDECIDED`: the caller writes the decision to the trace, and feeds `ROUTE` again;
         `INFEASIBLE`.
     """

@@ -142,7 +142,7 @@ MUTATIONS: dict[str, dict[str, Any]] = {
     "request 'c', shed at 0 ms, was shed before": {"shed.+": LOG["shed"][0]},
     "request 'd', shed at 9 ms, has no deadline": {"shed.+": {"id": "d", "at_ms": 9.0}},
     "request 'd', shed at 9 ms, runs all segments": {"shed.+": {"id": "d", "at_ms": 9.0}},
-    "request 'd', shed at 1 ms, waits from 10 ms on": {"shed.+": {"id": "d", "at_ms": 1.0}},
+    "request 'd', shed at 1 ms, is in a batch until 10 ms": {"shed.+": {"id": "d", "at_ms": 1.0}},
     "shed after the horizon, 20 ms": {"shed.0.at_ms": 21.0, "horizon_ms": 20.0},
     "summary.shed: says 0, the log comes to 1": {"summary.shed": 0},
     "summary.late: says 1, the log comes to 0": {"summary.late": 1},
