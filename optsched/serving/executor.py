@@ -249,6 +249,10 @@ class Executor:
     ) -> None:
         if not isinstance(scenario, Scenario):
             raise InputError(f"scenario: expected a Scenario, got {scenario!r:.60}")
+        if not hasattr(net, "segments") or not hasattr(net, "widths"):
+            raise InputError(
+                f"net: expected a module with segments and widths, got {type(net).__name__}"
+            )
         same = len(net.segments) == scenario.n_segments
         if not same or not np.array_equal(scenario.widths, net.widths):
             raise InputError(

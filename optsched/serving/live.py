@@ -130,7 +130,11 @@ class LiveServer(Loop):
         InputError
             The image or the deadline is wrong, or the server was stopped.
         """
-        given, now = torch.as_tensor(image), self.now()
+        now = self.now()
+        try:
+            given = torch.as_tensor(image)
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(f"image: expected floats, got {image!r:.60}") from None
         if tuple(given.shape) != self.shape or not given.is_floating_point():
             raise InputError(
                 f"image: expected floats of shape {self.shape}, got {given.dtype} of shape "

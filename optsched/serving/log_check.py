@@ -347,8 +347,8 @@ def _summary(f: _Facts) -> Iterator[str]:
         due = f.scenario.arrival + np.ceil(f.scenario.deadline_ms * 1e6 - 1e-3)
         late = finish > due[row]
         closed = np.isfinite(due) & (due <= end)
-        left = np.concatenate([row, f.log.sheds["request"]])
-        closed[left] = np.isfinite(due[left])
+        done = np.concatenate([row, f.log.sheds["request"]])
+        closed[done] = np.isfinite(due[done])
         kept = np.isfinite(due[row]) & ~late
         found["late"] = int(late.sum())
         if closed.any():

@@ -155,11 +155,16 @@ inputs of different widths are run at once.
 
 def shapes_of(net: Segmented, shape: Sequence[int]) -> Shapes:
     """Return the shapes of activations for images of a shape, by one image at every width."""
-    found: Shapes = [[tuple(shape)], *([] for _ in net.segments)]
+    if not isinstance(shape, (tuple, list)) or not shape:
+        raise InputError(
+            f"shape: expected the sizes of an image such as (3, 32, 32), got {shape!r:.60}"
+        )
+    image = tuple(integer("shape", n, 1, _MAX_SIZE) for n in shape)
+    found: Shapes = [[image], *([] for _ in net.segments)]
     weight = _weight(net)
     with torch.no_grad():
         for w in range(len(net.widths)):
-            x = weight.new_zeros(1, *shape)
+            x = weight.new_zeros(1, *image)
             for k, segment in enumerate(net.segments):
                 try:
                     x = segment(x, w, w if k else 0)
@@ -182,11 +187,12 @@ def _weight(net: Segmented) -> Tensor:
 
 def work_of(net: Segmented, shape: Sequence[int]) -> list[list[list[float]]]:
     """Count millions of multiply-accumulates an image, [segment][input width][width]."""
-    if isinstance(net, SlimResNet) and len({*shape[1:]}) == 1:
+    shapes = shapes_of(net, shape)
+    if isinstance(net, SlimResNet) and shape[-1] == shape[-2]:
         return net.mmac(shape[-1])
     from torch.utils.flop_counter import FlopCounterMode
 
-    shapes, weight = shapes_of(net, shape), _weight(net)
+    weight = _weight(net)
     found = [np.zeros((len(row), len(net.widths))) for row in shapes[:-1]]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         for k, row in enumerate(found):

@@ -345,9 +345,11 @@ class Scenario:
     def replace(self, **fields: Any) -> Scenario:
         """Return a copy with other fields, named as in the constructor."""
         if "arrival_ms" in fields:
-            every = self.deadline_ms
-            one = None if every is None or len({*every.tolist()}) > 1 else every[:1].tolist()
-            fields = {"ids": (), "deadline_ms": one[0] if one else None, **fields}
+            fields = {"ids": (), "deadline_ms": self.deadline_ms, **fields}
+            if fields["deadline_ms"] is self.deadline_ms is not None:
+                if len({*self.deadline_ms.tolist()}) > 1:
+                    raise InputError("deadline_ms: give those of the new arrivals, they differ")
+                fields["deadline_ms"] = next(iter(self.deadline_ms.tolist()), None)
         return dataclasses.replace(self, **fields)
 
     def __repr__(self) -> str:

@@ -380,10 +380,12 @@ def _measures(run: Run) -> list[float]:
 
 
 def _saturated(run: Run) -> bool:
-    """Whether the last completion is 50 ms and 5 % of the trace after the last arrival."""
+    """Whether none is completed, or the last 50 ms and 5 % of the trace after the last arrival."""
     last = int(run.scenario.arrival[-1])
     missing = int((run.finish < 0).sum()) > run.summary.shed
-    return missing or int(run.finish.max()) - last > max(0.05 * last, 5e7)
+    return (
+        missing or not run.summary.completed or int(run.finish.max()) - last > max(0.05 * last, 5e7)
+    )
 
 
 def _student(n: int) -> float:

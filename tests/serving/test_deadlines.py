@@ -166,6 +166,16 @@ def test_wrong_deadlines_are_refused(wrong: Any) -> None:
         plain([0.0, 1.0, 2.0], deadline_ms=wrong)
 
 
+def test_copies_with_other_arrivals() -> None:
+    """One deadline for all is kept; of different ones, none."""
+    one = plain([0.0, 1.0], deadline_ms=5).replace(arrival_ms=[2.0])
+    assert one.deadline.tolist() == [7_000_000]
+    with pytest.raises(InputError, match="deadline_ms: give those of the new arrivals"):
+        plain([0.0, 1.0], deadline_ms=[1, 2]).replace(arrival_ms=[2.0])
+    point = compare(plain([0.0], deadline_ms=0), {"auto": MarginalCost()}, seeds=[0])[0]
+    assert point.saturated and point.mean["attainment"] == 0
+
+
 def test_points_without_deadlines_have_no_attainment() -> None:
     """They cannot be compared by it."""
     points = compare(plain([0.0, 1.0]), {"one": ONE}, seeds=[0])

@@ -120,6 +120,7 @@ def test_cancelled_requests_are_not_served(server: LiveServer) -> None:
     [
         (torch.zeros(5), None, r"image: expected floats of shape \(6,\), got torch.float32"),
         (torch.zeros(6).int(), None, "image: expected floats"),
+        ("image", None, "image: expected floats, got 'image'"),
         (torch.zeros(6), -1.0, "deadline"),
         (torch.zeros(6), float("nan"), "deadline"),
         (torch.zeros(6), True, "deadline"),
@@ -173,6 +174,9 @@ def test_work_of_any_network() -> None:
     """By hand; shapes that do not fit are refused."""
     assert work_of(NET, SHAPE)[1] == [[64e-6, 128e-6], [128e-6, 256e-6]]
     assert shapes_of(NET, SHAPE) == [[(6,)], [(8,), (16,)], [(8,), (16,)], [(4,), (4,)]]
+    for wrong in (6, (), (-1,), (6.0,), ("6",), (True,)):
+        with pytest.raises(InputError, match=r"^shape: expected"):
+            work_of(NET, wrong)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="net: segment 0 at width 0 fails on an input of shape"):
         shapes_of(NET, (7,))
     with pytest.raises(InputError, match="another net or image size"):
