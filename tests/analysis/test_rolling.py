@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pytest
+from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 from rolling_problems import circular_orders, random_orders
 
-from optsched import CyclicOrder, JobArray, Resource, Schedule
+from optsched import CyclicOrder, JobArray, Resource, Schedule, verify
 from optsched.analysis.iterations import job_reports
 from optsched.analysis.rolling import rolling
 from optsched.analysis.unroll import unroll
 from optsched.kernels.cycle_ratio import cycle_arcs, cycle_time
 from optsched.model.schedule import Csr
-from optsched.model.verify import verify
+from optsched.testing.brute_force import best_period
+from optsched.testing.problems import random_problems, tiny_problems
 from optsched.testing.random_problems import random_rolling
 
 if TYPE_CHECKING:
@@ -120,3 +123,52 @@ def test_where_rows_are_cut_does_not_matter(rng: Random) -> None:
     plan = rolling(graph, Csr.of(lists), moved)
     assert verify(plan) == []
     assert plan.period == cycle_time(graph, rows, offset).period
+
+
+# brute force of periods against equal jobs, bounds, orders and the verifier
+
+
+@seeds(8, 30)
+def test_bounds_hold_and_orders_are_no_better(seed: int) -> None:
+    """Every bound <= optimum <= every feasible order."""
+    every = [*tiny_problems(), *random_problems()]
+    arrays: list[Any] = [one for one in every if one.problem_kind == "periodic"]
+    array = arrays[7 * seed % len(arrays)]
+    best = best_period(array.graph())
+    assert (best is None) == bool(array.infeasibility())
+    if best is None:
+        return
+    assert max(array.bounds().values()) <= best, array.bounds()
+    import random
+
+    rng = random.Random(seed)
+    for attempt in range(60):
+        make = circular_orders if attempt % 2 else random_orders
+        try:
+            plan = rolling(array.graph(), *make(rng, array.graph()))
+        except CyclicOrder:
+            continue
+        if not verify(plan):
+            assert plan.period is not None and plan.period >= best
+
+
+@pytest.mark.parametrize("memory", [0, 2, 3])
+def test_brute_force_equals_all_orders_and_offsets(memory: int) -> None:
+    """Two jobs on one device, every permutation and every offset, judged by the verifier."""
+    from itertools import permutations, product
+
+    array = JobArray(
+        [[2], [1]], [[1], [3]], activation=[[2], [1]], memory=[memory], switch=1,
+        update=2, update_mode="fused", objective="period",
+    )  # fmt: skip
+    graph = array.graph()
+    found = []
+    for row in permutations(range(4)):
+        for offset in product(range(2), repeat=4):
+            try:
+                plan = rolling(graph, type(graph.users).of([row]), np.array(offset))
+            except CyclicOrder:
+                continue
+            if not verify(plan):
+                found.append(plan.period)
+    assert min(found) == best_period(graph)

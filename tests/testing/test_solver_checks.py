@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import fuzz
 import pytest
 
-from optsched import InputError, JobShop, Result, verify
+from optsched import InputError, JobShop, Limits, Monitor, Result, verify
 from optsched.model.graph import scheduled
-from optsched.solving.solver import Support
+from optsched.solving.solver import KINDS, Support, solver, solvers
 from optsched.testing import SolverTests, check_solver, checks, common, repeatability
 from optsched.testing.checks import check_brute_force, check_proofs
 
@@ -240,3 +242,97 @@ def test_a_solver_that_cannot_be_pickled_is_checked_in_this_process() -> None:
         pass
 
     assert repeatability._in_fresh_process(Local(), [1]) is None
+
+
+# every installed solver passes the conformance suite, whatever kind of problem it is for
+
+ENGINES = [
+    (kind, name)
+    for kind in KINDS
+    for name in solvers(kind)
+    if kind != "jobarray"  # its engines are those of job shops
+]
+
+PROVE = {"auto", "branch_and_bound", "cpsat", "counts"}
+"""These close every tiny problem, but for periodic ones: there `cpsat` alone does."""
+
+BY_DAY = {
+    ("jobshop", "auto"), ("jobshop", "dispatch"), ("periodic", "cpsat"), ("quota", "auto"),
+    ("gpus", "counts"),
+}  # fmt: skip
+"""An engine of each make: a portfolio of compiled searches, a rule, CP-SAT, NumPy."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [pytest.param(*e, marks=[] if e in BY_DAY else pytest.mark.slow) for e in ENGINES],
+)
+def test_conformance(kind: str, name: str, request: pytest.FixtureRequest) -> None:
+    """All checks; those with processes and clocks only in the long run."""
+    long = request.config.option.markexpr != "not slow"
+    exclude = [] if long else ["check_reproducible", "check_limits"]
+    exact = name in PROVE and (kind, name) != ("periodic", "auto")
+    print(check_solver(solver(name, kind), time_limit=0.3, exact=exact, exclude=exclude))
+
+
+def test_the_names_of_the_design() -> None:
+    """Every kind by `auto` and `cpsat`, and but for periods by `genetic`."""
+    for kind in KINDS:
+        names = {"auto", "cpsat"} | ({"genetic"} if kind != "periodic" else set())
+        missing = names - set(solvers(kind))
+        assert not missing, kind
+    assert "branch_and_bound" in solvers("jobshop") and "dispatch" in solvers("jobarray")
+    assert "dispatch" in solvers("periodic") and "greedy_quota" in solvers("quota")
+    assert {"eha", "pts", "hybrid", "counts", "branch_and_bound"} <= set(solvers("gpus"))
+
+
+# a small part of the fuzzing that ``make fuzz`` does, far from the seeds it begins with
+
+SEEDS = {"recompute": 2, "period": 10}
+
+
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_no_false_claims(kind: str) -> None:
+    """Bounds, proofs and schedules of all solvers against brute force."""
+    found: list[str] = []
+    judged = 0
+    for seed in range(10**6, 10**6 + SEEDS.get(kind, 12)):
+        try:
+            found += fuzz.failures(kind, seed, Counter())
+            judged += 1
+        except fuzz.TooLarge:
+            continue
+    assert not found, "\n".join(found)
+    assert judged
+
+
+class Lies:
+    """A solver that proves too much, or finds nothing."""
+
+    name = "lies"
+    options: dict[str, str] = {}  # noqa: RUF012
+
+    def __init__(self, claim: str) -> None:
+        self.claim = claim
+
+    def supports(self, problem: Any) -> bool:
+        """Whatever there is."""
+        return True
+
+    def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
+        """Claim it."""
+        if self.claim == "bound":
+            monitor.bound(10**6, self.name)
+        return Result("infeasible" if self.claim == "infeasible" else "unknown", reason="so I say")
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [("bound", "bound 1000000 >"), ("infeasible", "called infeasible"), ("nothing", "no answer")],
+)
+def test_every_false_claim_is_seen(claim: str, said: str) -> None:
+    """A bound above the optimum, a refuted instance that has a schedule, no answer at all."""
+    problem = fuzz.draw("shop", 0)
+    best = fuzz.best_order(problem)
+    run = fuzz.Run(Lies(claim), {"time_limit": 60}, must_answer=True)  # type: ignore[arg-type]
+    assert best is not None and said in fuzz.fault(problem, run, best)

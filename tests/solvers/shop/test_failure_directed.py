@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations, product
 from math import factorial, prod
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from depth import depth, seeds
+from hypothesis import given
+from hypothesis import strategies as st
 from random_shops import random_shop
 
-from optsched import CyclicOrder, JobArray, JobShop, Schedule
+from optsched import Arcs, CyclicOrder, JobArray, JobShop, Schedule
+from optsched.model.bounds import makespan_bound
 from optsched.model.graph import evaluate, scheduled
 from optsched.model.schedule import Csr
 from optsched.model.verify import verify
@@ -23,6 +27,7 @@ from optsched.testing.brute_force import best_makespan
 from optsched.testing.random_problems import random_array, random_graph
 from optsched_solvers.shop.proof import failure_directed, state, symmetry
 from optsched_solvers.shop.proof import tree as disjunctive_tree
+from optsched_solvers.shop.proof.destructive import Climb
 from optsched_solvers.shop.proof.state import TRUE
 from optsched_solvers.shop.proof.symmetry import identical_jobs
 from optsched_solvers.shop.proof.tree import REFUTED, DisjunctiveTree
@@ -192,3 +197,104 @@ def test_slices_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         runs.append((events, monitor.iteration, monitor.solution))
     assert runs[0] == runs[1]
     assert runs[0][1] == 5000
+
+
+# destructive bounds: never above the optimum, exact with time, better with more work
+
+
+def climbed(graph: Schedule, upper: int, nodes: int | None = None) -> int:
+    """The bound of a climb towards `upper`."""
+    lower = makespan_bound(graph)
+    if lower >= upper:
+        return upper
+    climb = Climb(DisjunctiveTree(graph), lower, upper)
+    climb.work(nodes)
+    return climb.lower
+
+
+@seeds(30, 150)
+def test_never_above_the_optimum_and_exact_in_the_end(seed: int) -> None:
+    """Any limit gives a bound, no limit the optimum, `upper` never matters from above."""
+    graph = small_graph(KINDS[seed % 3], seed)
+    if graph is None:
+        return
+    best = best_makespan(graph)
+    if best is None:
+        assert climbed(graph, 60) == 60  # nothing is feasible
+        return
+    for nodes in (0, 7, 50):
+        assert makespan_bound(graph) <= climbed(graph, best + 5, nodes) <= best
+    assert climbed(graph, best + 5) == best
+    assert climbed(graph, best - 1) == best - 1 or best == 0
+
+
+def test_bounds_rise_until_stopped() -> None:
+    """Every new bound is reported once, ascending; `stop` is called between slices."""
+    bounds: list[int] = []
+    graph = JobShop.read(INSTANCES / "ft06.txt").graph()
+    climb = Climb(DisjunctiveTree(graph), 0, 70, on_bound=bounds.append)
+    assert climb.work() and climb.lower == 55
+    assert bounds == sorted(set(bounds)) and bounds[-1] == 55
+    calls: list[int] = []
+    graph = JobShop.read(INSTANCES / "ft10.txt").graph()
+    tree = DisjunctiveTree(graph, stop=lambda: len(calls) > 9 or bool(calls.append(1)))
+    assert not Climb(tree, makespan_bound(graph), 930).work()
+    assert len(calls) == 10
+
+
+# which jobs may change places
+
+
+def jobs_of(problem: Any) -> list[list[int]]:
+    """Groups as job numbers."""
+    graph = problem.graph()
+    return [[int(graph.job[rows[0]]) for rows in group] for group in identical_jobs(graph)]
+
+
+def test_groups() -> None:
+    """Jobs that agree in every field, machines and their order included."""
+    rows = [[1, 2], [3, 4], [1, 2], [3, 4], [1, 2], [9, 9]]
+    assert jobs_of(JobArray(rows, rows)) == [[0, 2, 4], [1, 3]]
+    assert jobs_of(JobShop([[(0, 1), (1, 1)], [(1, 1), (0, 1)], [(0, 1), (1, 1)]])) == [[0, 2]]
+    assert jobs_of(JobShop([[(0, 1)], [(0, 1)]], deadline=[5, None])) == []
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+         {"lag_forward": [[1], [2]]}, {"activation": [[1, 1], [1, 2]]},
+         {"switch": [[0, 0], [1, 0]]}, {"micro_batches": [1, 2]},
+        {"place": [[[0, 1]], [[1, 0]]]},
+        {"checkpoint": 3, "activation": 2, "recompute_mode": [True, False]},
+    ],
+)  # fmt: skip
+def test_any_difference_counts(field: dict[str, Any]) -> None:
+    """A single differing number makes two jobs different."""
+    assert jobs_of(JobArray([[1, 2]] * 2, [[3, 4]] * 2)) == [[0, 1]]
+    assert jobs_of(JobArray([[1, 2]] * 2, [[3, 4]] * 2, **field)) == []
+
+
+def test_arcs_and_families_between_jobs() -> None:
+    """Who waits for another job, or shares its family where setups cost, changes with nobody."""
+    graph = JobArray([[1]] * 3, [[1]] * 3, switch=2).graph()
+    assert jobs_of(graph) == [[0, 1, 2]]
+    arcs = [*zip(*(c.tolist() for c in graph.arcs[:3]), strict=True), (0, 3, 0)]
+    assert jobs_of(replace(graph, arcs=Arcs.of(arcs))) == []
+    assert jobs_of(replace(graph, family=np.array([0, 0, 0, 0, 2, 2]))) == []
+
+
+@given(st.randoms(use_true_random=False))
+def test_groups_are_classes_of_equal_rows(rng: Random) -> None:
+    """Exactly the jobs whose data agree are grouped; positions match operation by operation."""
+    array = random_array(rng)
+    graph = array.graph()
+    keys = (
+        "duration", "stage", "microbatch", "release", "acquire", "free", "workspace", "setup_out",
+        "single_resource",
+    )  # fmt: skip
+    for group in identical_jobs(graph):
+        assert len(group) > 1
+        for rows in group:
+            for key in keys:
+                values = getattr(graph, key)
+                assert values[rows].tolist() == values[group[0]].tolist()
