@@ -15,7 +15,7 @@ from arraypipe_models import adamw, sgd
 from runs import array_trainer, run
 
 from optsched import InputError
-from optsched.arraypipe import ArrayTrainer, Callback, Job, random_schedule
+from optsched.arraypipe import ArrayTrainer, Job, random_schedule
 from optsched.arraypipe.runtime.data import batches_of
 from optsched.arraypipe.train_alone import differences
 
@@ -121,23 +121,6 @@ def test_a_loss_function_gets_output_and_batch() -> None:
         array = array_trainer(build, data, jobs=jobs, stages=2, loss=loss)
         losses.append(run(array, random_schedule([2], 2), 1).losses[0])
     assert losses[0] == losses[1] == losses[2] == array.train_alone(0, 1).losses
-
-
-def test_evaluation_of_batches_that_are_dicts() -> None:
-    """The mean of the model's own loss."""
-    array = trainer("bert", [Job(1, 4, adamw)], 2)
-    values: list[float] = []
-
-    class Notes(Callback):
-        def on_evaluate(self, job: Job, iteration: int, value: float, model: nn.Module) -> None:
-            values.append(value)
-
-    data = torch.utils.data.DataLoader(hf_models.Rows("bert"), 8, collate_fn=hf_models.collate)
-    result = run(array, random_schedule([1], 2), 1, evaluate=data, callbacks=[Notes()])
-    model = result.models[0].eval()
-    with torch.no_grad():
-        losses = [model(**batch).loss.item() for batch in data]
-    assert values[-1] == pytest.approx(sum(losses) / len(losses), rel=1e-6)
 
 
 def test_resume_and_slots(tmp_path: Any) -> None:

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_determined_oracle import states
 
-from optsched import cluster
 from optsched.cluster.determined import (
     Agent,
     Group,
@@ -28,7 +27,6 @@ from optsched.cluster.determined import (
     find_fit,
     priority,
 )
-from optsched.cluster.determined.policies import FairShare
 from optsched.cluster.world.policy import Why
 from optsched_solvers.quota import proportional
 
@@ -162,17 +160,3 @@ def test_reasons_of_the_priority_scheduler() -> None:
     decision = priority(state, preemption=True)
     assert decision.release == ("runs",) and decision.waiting["wide"].why is Why.RELEASE
     assert decide([Pool(state, scheduler="priority")])["default"].waiting == priority(state).waiting
-
-
-def test_a_newcomer_in_a_simulation() -> None:
-    """Twelve jobs of one group fill the GPUs; those of a second get their share at once."""
-    hour = 3600 * cluster.WORK
-    jobs = [cluster.Job(name=f"a{i}", sizes=(1,), work=hour, group="a") for i in range(10)]
-    jobs += [
-        cluster.Job(name=f"b{i}", sizes=(1,), work=hour, group="b", submit=60) for i in range(30)
-    ]
-    for variant, expected in (("docs", 6), ("code", 0)):
-        run = cluster.simulate(jobs, FairShare(variant=variant), cluster.Nodes(1, gpus=8))
-        at = (run.log.start <= 120) & (run.log.end > 120)
-        names = [run.workload.names[j] for j in run.log.job[at].tolist()]
-        assert len(names) == 8 and sum(name[0] == "b" for name in names) == expected

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from depth import seeds
 from hypothesis import given
 from hypothesis import strategies as st
 from tick_oracle import simulate_by_ticks
@@ -123,22 +122,3 @@ def test_views_are_the_oracles(world: Any, seed: int) -> None:
     for one, other in zip(events, seen, strict=True):
         for key, value in one.items():
             assert np.array_equal(value, other[key]), (key, one["time"], value, other[key])
-
-
-@seeds(1, 3)
-def test_replay_is_identical(seed: int) -> None:
-    """Two runs, two equal logs, for more jobs than ticks could serve."""
-    dice = np.random.default_rng(seed)
-    workload = Workload.of(
-        Job(
-            name=str(i), submit=int(dice.integers(0, 10**6)), sizes=(1, 2, 4),
-            work=int(dice.integers(1, 10**12)), passes=5,
-        )
-        for i in range(200)
-    )  # fmt: skip
-    first, again = (
-        simulate_generic(workload, Anything(seed, calm=10**6), Nodes(4), Settings()).log
-        for _ in "ab"
-    )
-    for a, b in zip(first, again, strict=True):
-        assert np.array_equal(a, b) if a is not None else b is None

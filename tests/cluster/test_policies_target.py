@@ -55,13 +55,6 @@ def test_posterior_equals_plain_code(gaps, centre, sigma, first):
     assert ours == pytest.approx(plain, rel=1e-6, abs=1e-6)
 
 
-def test_one_report_leaves_the_prior():
-    """Amplitude and shape are free: a single report leaves the prior."""
-    mean, variance = learned([0.7], 4.0)
-    assert mean == pytest.approx(4.0, abs=0.05)
-    assert math.sqrt(variance) == pytest.approx(0.5, abs=0.05)
-
-
 def test_a_curve_corrects_a_wrong_estimate():
     """With most passes done, T is known to some per cent whatever the estimate."""
     passes, k = 50, 2.5

@@ -17,14 +17,11 @@ from optsched.cluster.results.metrics import nearest_rank
 from optsched.cluster.simulate import simulate
 from optsched.cluster.workload.job import WORK, Job
 from optsched.cluster.workload.nodes import NodeChange, Nodes
-from optsched.cluster.workload.synthetic import synthetic
 from optsched.errors import InputError
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
     from optsched.cluster.results.run import Run
-
-TIMES = ("jct", "queueing", "service", "waiting", "gpu", "makespan", "restart_time")
 
 
 def test_a_case_by_hand() -> None:
@@ -103,24 +100,6 @@ def test_finish_time_fairness(run: Run) -> None:
         s = fair[-1] if fair else int(w.sizes_of(j)[0])
         alone = w.work[j] / (WORK * s) * max(1.0, mean * s / run.nodes.total)
         assert run.metrics.rho[j] == pytest.approx(len(life) / alone)
-
-
-@pytest.mark.parametrize("name", ["fifo", "sjf", "srtf", "elastic", "time_to_target", "allocation"])
-def test_policies_without_time_constants_scale(name: str) -> None:
-    """A workload on half the clock gives the same history on half the clock."""
-    jobs = synthetic(60, 2.0, 4, gpus=8, elastic=name not in ("fifo", "sjf", "srtf"), passes=5)
-    # fine ticks, and work that all sizes divide evenly: what is rounded up to a tick is no matter
-    fine, unit = 2**12, 5 * 64 * WORK
-    work = (jobs.work // unit + 1) * unit * fine
-    once = jobs.changed(rate=jobs.size * WORK, work=work, estimate=work, submit=jobs.submit * fine)
-    twice = once.changed(submit=2 * once.submit, work=2 * work, estimate=2 * work)
-    one, two = (
-        simulate(w, name, Nodes(1, gpus=8), restart_cost=k * 10 * fine).metrics.summary()
-        for k, w in ((1, once), (2, twice))
-    )
-    for key, value in one.items():
-        times = key.startswith(TIMES)
-        assert two[key] == pytest.approx(value * (2 if times else 1)), key
 
 
 @given(st.lists(st.integers(-5, 40), min_size=1, max_size=60), st.integers(1, 1000))

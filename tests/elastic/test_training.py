@@ -95,7 +95,6 @@ def test_every_history_is_exact(tmp_path: Path) -> None:
             run(given, 3, folder=folder, **options)
     found = run(jobs, 3, Replay(QUOTAS), folder=folder, resume=True)
     assert (tmp_path / "mark").exists(), "no worker died"
-    assert len(found.log.job) > len(calm.log.job)
     assert found.complete and not found.failed
     assert found.metrics.makespan >= half.metrics.makespan
     assert optsched.verify(found.history) == []
