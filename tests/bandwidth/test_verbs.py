@@ -159,15 +159,6 @@ def test_explanations_name_levels_uplinks_and_the_rule() -> None:
         "uplinks of 100.00 GB/s allow 143.75 GB/s", "decided by: ",
     ):  # fmt: skip
         assert fact in text
-    assert "decided by: fewest whole hosts" in Dispatcher(
-        Cluster.uniform(HostType("h", 8, nics=8, nic_rate=50.0), 3),
-        BottleneckBandwidth(Cluster.uniform(HostType("h", 8, nics=8, nic_rate=50.0), 3)),
-    ).explain(
-        ClusterState.idle(Cluster.uniform(HostType("h", 8, nics=8, nic_rate=50.0), 3)).take(
-            "n02:0-3", "a"
-        ),
-        4,
-    )
 
 
 @pytest.mark.parametrize("n", [12, 60])

@@ -96,13 +96,6 @@ def test_a_long_restart_is_no_standstill(hasty: None) -> None:
     assert run.log.finished.tolist() == [5010, 5010]
 
 
-@pytest.mark.slow
-def test_patience_as_it_is() -> None:
-    """The library's own patience: the case that ran for ever."""
-    with pytest.raises(Stalled, match="from time 99999 to 199999"):
-        simulate(jobs("a", "b"), Turns(1), Nodes(1, 1), restart_cost=10)
-
-
 # limits of groups
 
 

@@ -23,15 +23,9 @@ if TYPE_CHECKING:
     from optsched.cluster.results.run import Run
 
 
-@given(runs())
+@given(runs() | runs(sharing=True))
 def test_every_history_verifies(run: Run) -> None:
-    """Exclusive GPUs: one unary resource each."""
-    check(run)
-
-
-@given(runs(sharing=True))
-def test_every_history_with_shared_gpus_verifies(run: Run) -> None:
-    """Shared GPUs: two unary resources each."""
+    """Exclusive GPUs are one unary resource each, shared ones two."""
     check(run)
 
 

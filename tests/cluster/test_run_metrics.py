@@ -54,20 +54,9 @@ def test_a_case_by_hand() -> None:
     assert m.rho_max == pytest.approx(2.2)
 
 
-@given(runs())
+@given(runs() | runs(sharing=True))
 def test_against_ticks(run: Run) -> None:
-    """Utilisation and GPU-time by walking time step by step."""
-    check_against_ticks(run)
-
-
-@given(runs(sharing=True))
-def test_against_ticks_with_shared_gpus(run: Run) -> None:
-    """Two jobs on one GPU use it once."""
-    check_against_ticks(run)
-
-
-def check_against_ticks(run: Run) -> None:
-    """Those that are integrals over time, and those of every job."""
+    """Integrals over time by walking it step by step; two jobs on one GPU use it once."""
     m, log, w = run.metrics, run.log, run.workload
     begin, end = int(w.submit[0]), int(log.end.max())
     used = sum(sum(held_at(run, t).values()) for t in range(begin, end))
