@@ -24,7 +24,9 @@ from benchmarks.bandwidth.scenarios import uniform
 from benchmarks.bandwidth.subset_surrogate import truth
 from benchmarks.machine import machine
 from optsched.bandwidth import ClusterState, Dispatcher
-from optsched.service.stream import OpenState, Session
+from optsched.plan import ClusterSnapshot
+from optsched.service.changes import Known
+from optsched.service.stream import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,17 +62,19 @@ def main() -> None:
             [timed(optsched.solve, problem, "counts") for problem in problems],
         )
         state, _ = max(asked, key=lambda one: len(one[0].jobs))
+        free = state.written(state.free[:1])
         for what, lines in (
             ("requests", [
-                {"do": "choose", "gpus": 1 + i % len(state.free)} for i in range(20_000)
+                {"do": "choose", "gpus": 1 + i % len(state.free), "traffic": "heavy"}
+                for i in range(20_000)
             ]),
             ("takes and gives", [
-                {"do": "choose", "gpus": 1, "job": "j"} if i % 2 == 0 else
-                {"do": "give", "job": "j"} for i in range(20_000)
+                {"do": "change", "submit": [{"name": "j", "gpus": 1}], "place": {"j": free}}
+                if i % 2 == 0 else {"do": "change", "give": ["j"]} for i in range(20_000)
             ]),
         ):  # fmt: skip
             session = Session()
-            session.states[""] = OpenState(known.model, state, traffic="heavy")
+            session.clusters[""] = Known(ClusterSnapshot(state), known.model)
             begin = time.thread_time()
             for line in lines:
                 session.answer(json.dumps(line).encode())

@@ -54,7 +54,6 @@ def stream(
     model: Annotated[Path | None, option("Of --state: optsched.bandwidth/1.")] = None,
     state: Annotated[Path | None, option("For requests that name none: optsched.state/1.")] = None,
     snapshot: Annotated[Path | None, option("Instead of --state: optsched.snapshot/1.")] = None,
-    traffic: Annotated[str, option("Demands of jobs: given, idle, moderate, heavy.")] = "given",
     output: OptionalOutput = None,
 ) -> None:
     """Answer every line, in order; a refused one gets an error, and the stream goes on.
@@ -68,19 +67,20 @@ def stream(
     from optsched.bandwidth import ClusterState
     from optsched.cli.choose import read_bandwidths
     from optsched.plan import ClusterSnapshot
-    from optsched.service.stream import OpenSnapshot, OpenState, Session
+    from optsched.service.changes import Known
+    from optsched.service.stream import Session
 
     session = Session()
     if snapshot is not None:
-        if any((cluster, model, state, traffic != "given")):
+        if any((cluster, model, state)):
             raise InputError("snapshot: has cluster and state; give it alone")
-        session.states[""] = OpenSnapshot(ClusterSnapshot.read(snapshot), None)
+        session.clusters[""] = Known(ClusterSnapshot.read(snapshot))
     elif state is not None:
-        known = read_bandwidths(cluster, model)
-        running = ClusterState.read(state, known.cluster)
-        session.states[""] = OpenState(known, running, traffic=traffic)
-    elif any((cluster, model, output, traffic != "given")):
-        raise InputError("state: missing; --cluster, --model, --traffic and -o go with a state")
+        bandwidths = read_bandwidths(cluster, model)
+        running = ClusterState.read(state, bandwidths.cluster)
+        session.clusters[""] = Known(ClusterSnapshot(running), bandwidths)
+    elif any((cluster, model, output)):
+        raise InputError("state: missing; --cluster, --model and -o go with a state")
     given = None if file is None or str(file) == "-" else read_bytes(file).split(b"\n")
     for line in sys.stdin.buffer if given is None else given:
         if line.strip():
@@ -89,4 +89,5 @@ def stream(
     if session.refused:
         raise typer.Exit(1)
     if output is not None:
-        session.states[""].write(output)
+        status = session.clusters[""].status
+        (status.state if snapshot is None else status.snapshot("")).write(output)

@@ -20,7 +20,7 @@ from optsched.errors import (
 )
 from optsched.io.files import decode_text
 from optsched.io.strict_json import parse, without_collector
-from optsched.service.requests import QUERIES
+from optsched.service.requests import QUERIES, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +55,14 @@ class Refusal(msgspec.Struct):
     error: Fault
 
 
+class Refused(OptschedError):
+    """A refusal with a status of its own; its sentence begins with the field."""
+
+    def __init__(self, status: int, message: str, value: Any = None) -> None:
+        super().__init__(message)
+        self.status, self.value = status, value
+
+
 class Reply(NamedTuple):
     """Status code and body of a response."""
 
@@ -78,29 +86,24 @@ def read_tree(data: bytes) -> Any:
             depth += (token[1] is not None) - (token[2] is not None)
             if depth > MAX_DEPTH:
                 raise InputError(f"body: nested too deeply, expected at most {MAX_DEPTH} levels")
-    return parse(decode_text(data, "body"), "body")
+    with without_collector() if len(data) > _LARGE else nullcontext():
+        return parse(decode_text(data, "body"), "body")
 
 
 def answer(name: str, data: bytes, limit: float) -> Reply:
     """Answer a query of `QUERIES` by the bytes of its body.
 
-    Parameters
-    ----------
-    name
-        Of the query.
-    data
-        JSON.
-    limit
-        Most seconds that a body may ask for, and those of a body without a number.
+    `limit` is the most seconds that a body may request, and those of a body without a number.
     """
-    query = QUERIES[name]
+    fields = getattr(QUERIES[name].body, "__struct_fields__", ())
 
     def call(tree: Any) -> Any:
-        if isinstance(tree, dict) and "time_limit" in getattr(query.body, "__struct_fields__", ()):
-            given = tree.setdefault("time_limit", min(10.0, limit))
-            if type(given) in (int, float) and given > limit:
-                raise InputError(f"time_limit: expected seconds <= {limit:g}, got {given!r:.60}")
-        return query.answer(tree, "body")
+        for field, default in (("time_limit", 10.0), ("deadline", 1.0)):
+            if field in fields and isinstance(tree, dict):
+                given = tree.setdefault(field, min(default, limit))
+                if type(given) in (int, float) and given > limit:
+                    raise InputError(f"{field}: expected seconds <= {limit:g}, got {given!r:.60}")
+        return ask(name, tree)
 
     return replied(call, data, name)
 
@@ -108,29 +111,19 @@ def answer(name: str, data: bytes, limit: float) -> Reply:
 def replied(call: Callable[[Any], Any], data: bytes, name: str | None) -> Reply:
     """Return what a function answers to a parsed body, or the refusal of its exception.
 
-    Parameters
-    ----------
-    call
-        Its answer is encoded as JSON.
-    data
-        The body.
-    name
-        Schema of the body, for messages; None for a line of a stream.
+    `name` is the schema of the body, for messages; None for a line of a stream.
     """
-    tree: Any = None
     try:
-        with without_collector() if len(data) > _LARGE else nullcontext():
-            tree = read_tree(data)
-            return Reply(200, msgspec.json.encode(call(tree)))
+        return Reply(200, msgspec.json.encode(call(read_tree(data))))
     except Exception as error:
-        return refused(error, tree, data, name)
+        return refused(error, data, name)
 
 
-def refused(error: Exception, tree: Any = None, data: bytes = b"", name: str | None = "") -> Reply:
+def refused(error: Exception, data: bytes = b"", name: str | None = "") -> Reply:
     """Return the refusal of an exception: field and value are those of its sentence.
 
     `Infeasible` is a conflict, and what is not raised on purpose a bug. Sentences without an
-    expectation refer to the schema `name`; `tree` is the parsed body, `data` its bytes.
+    expectation refer to the schema `name` of the body.
     """
     if isinstance(error, MemoryError):
         return refusal(413, "body", None, "expected less: this request needs too much memory")
@@ -139,6 +132,8 @@ def refused(error: Exception, tree: Any = None, data: bytes = b"", name: str | N
         trace = "".join(traceback.format_exception(error))
         return refusal(500, "service", None, text)._replace(trace=trace)
     message, places = str(error), []
+    if isinstance(error, Refused):
+        return refusal(error.status, message.partition(":")[0], error.value, message)
     if isinstance(error, RecursionError):
         message = f"nested too deeply, expected at most {MAX_DEPTH} levels"
     if isinstance(error, (UnsupportedProblem, MissingExtra)):
@@ -152,10 +147,10 @@ def refused(error: Exception, tree: Any = None, data: bytes = b"", name: str | N
     status = 409 if isinstance(error, Infeasible) else 400
     if name is not None and "expected" not in message and status == 400:
         message += f"; see /v1/schemas/{name}" if name else "; see /docs"
-    return refusal(status, field, _value(message, field, tree, data), message)
+    return refusal(status, field, _value(message, field, data), message)
 
 
-def _value(message: str, field: str, tree: Any, data: bytes) -> Any:
+def _value(message: str, field: str, data: bytes) -> Any:
     """Return the refused value: by the sentence, else by its place, else how the body begins."""
     if match := _GOT.search(message):
         text = (match[1] or match[2]).strip("'")
@@ -164,9 +159,10 @@ def _value(message: str, field: str, tree: Any, data: bytes) -> Any:
         with suppress(ValueError):
             return msgspec.json.decode(text)
         return text
-    if tree is None:
+    try:
+        node = read_tree(data)
+    except OptschedError:
         return data[:60].decode(errors="replace")
-    node = tree
     for index, key in _STEP.findall(field):
         try:
             node = node[int(index)] if index else node[key]

@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 
 from optsched.errors import InputError, OptschedError
 from optsched.service.answers import answer, refusal, refused
-from optsched.service.gate import PATHS, Gate, Metrics, response
-from optsched.service.requests import QUERIES
+from optsched.service.gate import Gate, Metrics, response
+from optsched.service.requests import PATHS, QUERIES
 from optsched.service.schemas import bundle, components, operation
 from optsched.service.settings import Settings
 from optsched.service.workers import Workers, warm_up

@@ -1,33 +1,39 @@
-"""Changes of a live cluster: jobs start, move and end, GPUs fail and are repaired."""
+"""Clusters in memory, and their changes: jobs start, move and end, GPUs fail and come back."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
+from optsched.bandwidth import BottleneckBandwidth, Dispatcher
+from optsched.bandwidth.placement.document import policy_from_tree
+from optsched.bandwidth.topology.rates import kilobytes
 from optsched.errors import Infeasible, InputError
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.plan.snapshot import ClusterSnapshot, PlanJob
 from optsched.plan.starts import start_one
+from optsched.service.answers import Refused
+from optsched.service.requests import Answer, Choice, Document, Id, SnapshotDocument
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from optsched.bandwidth import BandwidthModel, ClusterState, Dispatcher, Policy
-
+    from optsched.bandwidth import BandwidthModel, ClusterState, Policy
 
 Some = msgspec.Meta(max_length=1000)
 
 
-class Change(
+class Parts(
     msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, frozen=True
 ):
     """Changes that are made together or not at all, in the order of the fields."""
 
-    id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-    """A repeated id gets the first answer again and changes nothing."""
+    id: Id = None
     version: Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)] | None = None
     """Refuse the request if the cluster has another version."""
     repair: str = ""
@@ -37,11 +43,47 @@ class Change(
     give: Annotated[list[str], Some] = []
     """Names of jobs that end, or that do not wait any longer."""
     submit: Annotated[list[PlanJob], Some] = []
-    """Waiting jobs, or new facts about jobs."""
+    """Waiting jobs, or new facts about jobs: with `place` another number of GPUs too."""
     place: Annotated[dict[str, str], Some] = {}
     """GPUs on which jobs start, or to which they move; only their number is checked."""
     start: Annotated[list[PlanJob | str], Some] = []
     """Jobs that start on the fastest free GPUs that their facts and the quotas allow."""
+    demand: Annotated[dict[str, float], Some] = {}
+    """GB/s of jobs of `place` and `start` [default: as before, or what the GPUs reach alone]."""
+
+
+class Change(Parts, kw_only=True, frozen=True):
+    """Changes of a live cluster that are made once."""
+
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]  # type: ignore[assignment]
+    """A repeated id gets the first answer again and changes nothing."""
+
+
+class Changed(Answer, kw_only=True):
+    """The version of the cluster after a change."""
+
+    version: int
+    free: int
+    """Number of free GPUs."""
+    hit: tuple[str, ...] = ()
+    """Jobs that lost GPUs."""
+    started: dict[str, Choice] = msgspec.field(default_factory=dict)
+    """GPUs of the jobs to start, and their bandwidth."""
+
+
+class Present(Answer, kw_only=True):
+    """A cluster at this moment."""
+
+    version: int
+    free: int
+    snapshot: SnapshotDocument
+
+
+class Conflict(Refused):
+    """A request for another version of the cluster, or an id or name that is used."""
+
+    def __init__(self, message: str, version: int) -> None:
+        super().__init__(409, message, version)
 
 
 class Status(NamedTuple):
@@ -117,41 +159,53 @@ class Decision:
     def __init__(
         self, status: Status, model: BandwidthModel, dispatchers: dict[Policy, Dispatcher]
     ) -> None:
-        self.status, self.steps, self.answer = status, list[list[Any]](), dict[str, Any]()
+        self.status, self.steps = status, list[list[Any]]()
+        self.answer = Changed(version=status.version, free=0)
         self._model, self._dispatchers = model, dispatchers
 
-    def make(self, change: Change) -> Decision:
+    def make(self, change: Parts) -> Decision:
         """Decide one change."""
+        if change.version not in (None, self.status.version):
+            text = f"expected {self.status.version}, got {change.version}"
+            raise Conflict(f"version: {text}: the cluster has changed", self.status.version)
         if change.repair:
             self._do("repair", change.repair)
         if change.fail:
-            self.answer["hit"] = self.status.state.jobs_on(change.fail)
+            self.answer.hit = self.status.state.jobs_on(change.fail)
             self._do("fail", change.fail)
         for name in change.give:
             waits = name in self.status.jobs and name not in self.status.running
             self._do("withdraw" if waits else "give", name)
         for job in change.submit:
-            self._submit(job)
-        self._place(change.place)
-        if change.start:
-            self.answer["started"] = {}
+            self._submit(job, change.place)
+        demands = {name: kilobytes(f"demand.{name}", rate) for name, rate in change.demand.items()}
+        self._place(change.place, demands)
+        started = {}
         for one in change.start:
             if isinstance(one, PlanJob):
                 self._submit(one)
-            self._start(self._waiting(one if isinstance(one, str) else one.name))
+            name = one if isinstance(one, str) else one.name
+            started[name] = self._start(self._waiting(name), demands.pop(name, None))
+        if demands:
+            name = next(iter(demands))
+            raise InputError(f"demand: expected jobs of place or start, got {name!r:.60}")
         if not self.steps:
             raise InputError("change: expected repair, fail, give, submit, place or start")
-        self.status = self.status._replace(version=self.status.version + 1)
-        self.answer |= {"version": self.status.version, "free": len(self.status.state.free)}
+        version = self.status.version + 1
+        self.status = self.status._replace(version=version)
+        free = len(self.status.state.free)
+        self.answer = Changed(version=version, free=free, hit=self.answer.hit, started=started)
         return self
 
     def _do(self, *step: Any) -> None:
         self.status = self.status.step(*step)
         self.steps.append([*step])
 
-    def _submit(self, job: PlanJob) -> None:
-        held = [one for one in self.status.state.jobs if one.name == job.name]
-        ClusterSnapshot(self.status.state.with_jobs(held), (job,))  # checks the facts
+    def _submit(self, job: PlanJob, place: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Take facts of a job; they agree with its GPUs if it runs and is not placed anew."""
+        state = self.status.state
+        held = [one for one in state.jobs if one.name == job.name and job.name not in place]
+        ClusterSnapshot(state.with_jobs(held), (job,))  # checks the facts
         now = int(time.time())
         known = msgspec.structs.replace(job, submit=job.submit or now)
         self._do("facts", msgspec.to_builtins(known), now)
@@ -163,23 +217,24 @@ class Decision:
             raise InputError(f"start: no job {name!r:.60} is waiting; submit it first")
         return self.status.jobs[name][0]
 
-    def _place(self, given: Mapping[str, str]) -> None:
+    def _place(self, given: Mapping[str, str], demands: dict[str, int]) -> None:
         """Free the GPUs of all jobs that move before any is taken."""
         before = self.status
-        moved = [job for job in before.state.jobs if job.name in given]
-        demands = {job.name: job.demand for job in moved}
-        for job in moved:
-            self._do("give", job.name)
+        moved = {job.name: job for job in before.state.jobs if job.name in given}
+        for name in moved:
+            self._do("give", name)
         for name, gpus in given.items():
-            expected = before.running.get(name) or self._waiting(name).gpus
+            facts = before.jobs.get(name)
+            held = moved[name].gpus if name in moved else ()
+            expected = facts[0].gpus if facts else len(held) or self._waiting(name).gpus
             if (n := len(before.state.cluster.parse(gpus, f"place.{name}"))) != expected:
                 raise InputError(f"place.{name}: expected {expected} GPUs, got {n}")
-            if name in demands and name in before.jobs:
-                facts, at = before.jobs[name]
-                self._do("facts", msgspec.to_builtins(facts), at)
-            self._do("take", gpus, name, demands.get(name))
+            if held and facts:
+                self._do("facts", msgspec.to_builtins(facts[0]), facts[1])
+            demand = moved[name].demand if held else None
+            self._do("take", gpus, name, demands.pop(name, demand))
 
-    def _start(self, job: PlanJob) -> None:
+    def _start(self, job: PlanJob, demand: int | None) -> Choice:
         status, group = self.status, job.group
         snapshot = ClusterSnapshot(status.state, (job,))
         quota = status.quotas.get(group)
@@ -190,5 +245,44 @@ class Decision:
         if not found.gpus:
             raise Infeasible(f"{job.name}: {found.text}")
         gpus = status.state.cluster.written(found.gpus)
-        self._do("take", gpus, job.name)
-        self.answer["started"][job.name] = {"gpus": gpus, "bandwidth": found.bandwidth}
+        self._do("take", gpus, job.name, demand)
+        return Choice(gpus, found.bandwidth)
+
+
+class Known:
+    """A cluster in memory that requests are about.
+
+    Parameters
+    ----------
+    snapshot
+        Right at the Unix time `now`, by default at this moment.
+    model
+        Of its bandwidths [default: of its links and network cards].
+    """
+
+    def __init__(
+        self, snapshot: ClusterSnapshot, model: BandwidthModel | None = None, version: int = 0,
+        now: int | None = None,
+    ) -> None:  # fmt: skip
+        self.model = model or BottleneckBandwidth(snapshot.cluster)
+        state = replace(snapshot.state, cluster=self.model.cluster)
+        self.status = Status.of(
+            replace(snapshot, state=state), version, int(time.time()) if now is None else now
+        )
+        self.dispatchers: dict[Policy, Dispatcher] = {}
+        self._of = lru_cache(maxsize=256)(
+            lambda rules, traffic: Dispatcher(
+                self.model.cluster, self.model, policy=rules, traffic=traffic
+            )
+        )
+
+    def dispatcher(self, rules: Document | None, traffic: str) -> Dispatcher:
+        """Return the dispatcher for the rules of a request."""
+        return self._of(None if rules is None else policy_from_tree(rules, "policy"), traffic)
+
+    def present(self, name: str = "") -> Present:
+        """Return the cluster at this moment."""
+        snapshot = msgspec.Raw(self.status.snapshot(name).to_json())
+        return Present(
+            version=self.status.version, free=len(self.status.state.free), snapshot=snapshot
+        )  # type: ignore[arg-type]

@@ -11,11 +11,10 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from optsched.errors import InputError
 from optsched.io.strict_json import decode
 from optsched.service.answers import Reply, answer, read_tree, refusal, refused
-from optsched.service.changes import Change
+from optsched.service.changes import Change, Changed, Present
 from optsched.service.extender import routes
 from optsched.service.gate import response
-from optsched.service.journal import StorageError
-from optsched.service.live import Conflict, Create, Live, LiveCluster
+from optsched.service.live import Create, Live, LiveCluster
 from optsched.service.requests import QUERIES
 from optsched.service.schemas import operation
 
@@ -25,26 +24,6 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth import BandwidthModel, ClusterState
     from optsched.service.workers import Workers
-
-
-class Changed(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The version of the cluster after a change."""
-
-    version: int
-    free: int = 0
-    """Number of free GPUs."""
-    hit: list[str] = []
-    """Jobs that lost GPUs."""
-    started: dict[str, dict[str, Any]] = {}
-    """GPUs and their bandwidth in GB/s of the jobs to start."""
-
-
-class Present(msgspec.Struct, kw_only=True):
-    """A cluster at this moment; `snapshot` is ``optsched.snapshot/1``."""
-
-    version: int
-    free: int
-    snapshot: msgspec.Raw
 
 
 def routers(folder: Path | None) -> list[APIRouter]:
@@ -93,10 +72,7 @@ def live_router(live: Live) -> APIRouter:
     async def read(request: Request) -> Reply:
         if isinstance(cluster := _cluster(live, request), Reply):
             return cluster
-        status = cluster.status
-        snapshot = msgspec.Raw(status.snapshot(cluster.name).to_json())
-        found = Present(version=status.version, free=len(status.state.free), snapshot=snapshot)
-        return Reply(200, msgspec.json.encode(found))
+        return Reply(200, msgspec.json.encode(cluster.present(cluster.name)))
 
     async def create(request: Request) -> Reply:
         name = request.path_params["name"]
@@ -138,16 +114,12 @@ async def _reply(
     request: Request, kind: type[Any], call: Callable[[Any], Awaitable[bytes]]
 ) -> Reply:
     """Decode a body, call, and turn exceptions into refusals."""
-    tree, data = None, await request.body()
+    data = await request.body()
     try:
         tree = read_tree(data)
         return Reply(200, await call(decode(tree, kind, "body")))
-    except Conflict as error:
-        return refusal(409, str(error).partition(":")[0], error.version, str(error))
-    except StorageError as error:
-        return refusal(503, "", None, f"{error}; nothing was changed")
     except Exception as error:
-        return refused(error, tree, data, kind.__name__)
+        return refused(error, data, kind.__name__)
 
 
 async def _query(request: Request, cluster: LiveCluster, kind: str) -> Reply:
@@ -159,7 +131,7 @@ async def _query(request: Request, cluster: LiveCluster, kind: str) -> Reply:
         if not isinstance(tree, dict) or tree.keys() & {"snapshot", "model"}:
             raise InputError("body: expected an object without snapshot and model")
     except InputError as error:
-        return refused(error, tree, data, kind)
+        return refused(error, data, kind)
     tree["snapshot"] = msgspec.Raw(status.snapshot(cluster.name).to_json())
     if cluster.model_document is not None:
         tree["model"] = cluster.model_document

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from starlette.responses import Response
 
 from optsched.service.answers import LOGGER, Reply, answer, refusal
-from optsched.service.requests import QUERIES
+from optsched.service.requests import PATHS, QUERIES
 from optsched.service.settings import is_loopback
 
 if TYPE_CHECKING:
@@ -26,9 +26,6 @@ _BUCKETS = (.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30,
 
 OPEN: Final = ("/v1/health",)
 """Paths without a token."""
-
-PATHS: Final = {name: f"/v1/{name.replace('_', '-')}" for name in QUERIES}
-"""Path of every query."""
 
 _QUICK: Final = {PATHS[name]: name for name, query in QUERIES.items() if query.quick}
 

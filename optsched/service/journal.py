@@ -13,8 +13,9 @@ import zlib
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from optsched.errors import InputError, OptschedError
+from optsched.errors import InputError
 from optsched.io.files import read_bytes, write_atomic
+from optsched.service.answers import Refused
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,8 +24,11 @@ _sync = getattr(os, "fdatasync", os.fsync)
 _log = logging.getLogger(__name__)
 
 
-class StorageError(OptschedError):
+class StorageError(Refused):
     """The disk is full, read-only or broken: a change was refused, memory is as before."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(503, f"journal: {message}; nothing was changed")
 
 
 class Journal:

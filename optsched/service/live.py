@@ -8,25 +8,20 @@ import hashlib
 import logging
 import re
 import time
-from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
-from optsched.bandwidth import BottleneckBandwidth
-from optsched.bandwidth.models import model_document
-from optsched.errors import InputError, OptschedError
+from optsched.errors import InputError
 from optsched.io.strict_json import check_format, format_json, parse, placed
-from optsched.plan import snapshot as documents
-from optsched.service.changes import Change, Decision, Status
+from optsched.service.changes import Change, Changed, Conflict, Decision, Known, Status
 from optsched.service.journal import Journal, StorageError
+from optsched.service.requests import snapshot_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from optsched.bandwidth import BandwidthModel, Dispatcher, Policy
 
 FORMAT: Final = "optsched.journal/1"
 SUFFIX: Final = ".journal"
@@ -41,14 +36,6 @@ BATCH: Final = 256
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _used: set[Path] = set()
 _log = logging.getLogger(__name__)
-
-
-class Conflict(OptschedError):
-    """A request for another version of the cluster, or an id that another request had."""
-
-    def __init__(self, message: str, version: int) -> None:
-        super().__init__(message)
-        self.version = version
 
 
 class Create(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -83,21 +70,16 @@ class Record(msgspec.Struct, frozen=True):
     steps: list[list[Any]]
 
 
-class LiveCluster:
-    """The state of a cluster, its journal, and the answers to its latest requests."""
+class LiveCluster(Known):
+    """A cluster with its journal and the answers to its latest requests."""
 
     def __init__(self, first: First, place: str) -> None:
-        found = documents.from_tree(first.snapshot, f"{place}: snapshot")
-        self.model: BandwidthModel = BottleneckBandwidth(found.cluster)
-        if first.model is not None:
-            self.model = model_document.from_tree(first.model, f"{place}: model", found.cluster)
-            found = replace(found, state=replace(found.state, cluster=self.model.cluster))
-        self.model_document = first.model
-        self.name, self.status = first.name, Status.of(found, first.version, first.time)
+        found, model = snapshot_of(first.snapshot, first.model, place)
+        super().__init__(found, model, first.version, first.time)
+        self.name, self.model_document = first.name, first.model
         self._first = msgspec.structs.replace(first, snapshot=None, answers={})
         self._spare = 0
         """Further answers that are kept before the journal is rewritten: after a failure."""
-        self._dispatchers: dict[Policy, Dispatcher] = {}
         self._answers = {key: (one[0], bytes(one[1])) for key, one in first.answers.items()}
         self._journal: Journal
         self._queue: list[tuple[Change, asyncio.Future[bytes]]] = []
@@ -110,8 +92,8 @@ class LiveCluster:
             name=path.name.removesuffix(SUFFIX), time=int(time.time()), model=request.model,
             snapshot=request.snapshot,
         )  # fmt: skip
-        found = cls(first, "body")
-        answer = msgspec.json.encode({"version": 0, "free": len(found.status.state.free)})
+        found = cls(first, "")
+        answer = msgspec.json.encode(Changed(version=0, free=len(found.status.state.free)))
         first.answers = {request.id: (_digest(request), msgspec.Raw(answer))}
         found._answers = {request.id: (_digest(request), answer)}
         found._journal = Journal.create(path, msgspec.json.encode(first))
@@ -126,7 +108,7 @@ class LiveCluster:
             first = msgspec.json.decode(lines[0], type=First)
             if first.name != path.name.removesuffix(SUFFIX):
                 raise InputError(f"name: the journal of the cluster {format_json(first.name)}")
-            found = cls(first, "journal")
+            found = cls(first, "journal: ")
         found._journal = journal
         for number, line in enumerate(lines[1:], 2):
             with placed(f"{path}:{number}: "):
@@ -148,10 +130,7 @@ class LiveCluster:
             try:
                 digest = _digest(request)
                 if (answer := self._known(request.id, digest, new)) is None:
-                    if request.version not in (None, status.version):
-                        text = f"expected {status.version}, got {request.version}"
-                        raise Conflict(f"version: {text}: the cluster has changed", status.version)
-                    made = Decision(status, self.model, self._dispatchers).make(request)
+                    made = Decision(status, self.model, self.dispatchers).make(request)
                     answer, status = msgspec.json.encode(made.answer), made.status
                     new[request.id] = digest, answer
                     raw = msgspec.Raw(answer)

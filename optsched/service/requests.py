@@ -1,7 +1,6 @@
-"""Requests without HTTP: parsed JSON in, an answer that msgspec encodes out.
+"""Requests without HTTP: bodies in, answers that msgspec encodes out.
 
-`QUERIES` holds every query by name. The HTTP service and the stream of the command line both
-use it.
+`QUERIES` holds every query by name, for the HTTP service and the stream of the command line.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth import BandwidthModel, ClusterState, Dispatcher
     from optsched.plan import ClusterSnapshot
+    from optsched.service.changes import Known
 
 
 def _schema(name: str) -> msgspec.Meta:
@@ -49,7 +49,7 @@ class Query(NamedTuple):
     body, result
         Structs of request and answer, or names of documents, for schemas.
     answer
-        Answers a parsed body; the second argument begins the messages of refusals.
+        Answers a body; for an `OnCluster` or `OnSnapshot` by a cluster in memory, if there is one.
     example
         A body that is answered on every machine.
     quick
@@ -59,31 +59,43 @@ class Query(NamedTuple):
     text: str
     body: Any
     result: Any
-    answer: Callable[[Any, str], Any]
+    answer: Callable[..., Any]
     example: Document
     quick: bool = False
 
+    @property
+    def on_cluster(self) -> bool:
+        """Whether it can be about a cluster in memory."""
+        return not isinstance(self.body, str) and issubclass(self.body, (OnCluster, OnSnapshot))
 
-class _Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+
+class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Any request."""
+
     id: Id = None
     """Comes back with the answer."""
 
 
-class _Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
+class Answer(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Any answer."""
+
     id: Id = None
 
 
-class OnCluster(_Body, kw_only=True):
+class OnCluster(Body, kw_only=True):
     """GPUs, running jobs and rules of a question about them."""
 
-    state: StateDocument
+    state: StateDocument | None = None
+    """Needed where no cluster in memory is meant."""
     cluster: ClusterDocument | None = None
     """Not needed with a model."""
     model: ModelDocument | None = None
     policy: PolicyDocument | None = None
     """Rules such as ``{"required": "rack", "max_hosts": 2}``."""
     traffic: str = "given"
-    deadline: Seconds = 1.0
+    """Demands of running jobs: given, idle, moderate, heavy."""
+    deadline: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    """Seconds after which the best choice so far is taken; over HTTP 1."""
 
 
 class Choose(OnCluster, kw_only=True):
@@ -102,7 +114,7 @@ class Choice(msgspec.Struct):
     bandwidth: float
 
 
-class Chosen(_Answer, kw_only=True):
+class Chosen(Answer, kw_only=True):
     """The choice, or several."""
 
     gpus: str
@@ -115,32 +127,49 @@ class Chosen(_Answer, kw_only=True):
 _CACHE: OrderedDict[bytes, Dispatcher] = OrderedDict()
 
 
-def choose(tree: Any, name: str) -> Chosen:
-    """Answer a `Choose`."""
-    body = decode(tree, Choose, name)
-    chooser, state = _dispatcher(body, name)
-    with placed(f"{name}: "):
-        return chosen(body, chooser, state)
-
-
-def chosen(body: Any, chooser: Dispatcher, state: ClusterState) -> Chosen:
-    """Choose for a body with the fields of `Choose` beside cluster and state."""
+def _choose(body: Choose, known: Known | None) -> Chosen:
     from optsched.bandwidth.topology.rates import KILOBYTES
 
-    lines: list[str] = []
+    chooser, state = _dispatcher(body, known)
     if body.best is not None and body.explain:
         raise InputError("explain: expected false with best, got true")
+    rows: list[Choice] = []
     if body.best is None:
-        found = [chooser.answer(state, body.gpus, body.deadline)]
+        gpus, value = chooser.choose(state, body.gpus, body.deadline)
+        first = Choice(state.written(gpus), value / KILOBYTES)
     else:
         found = chooser.best(state, body.gpus, body.best, body.deadline)
-    if body.explain:
-        lines = chooser.explain(state, body.gpus, body.deadline).splitlines()
-    rows = [Choice(state.written(one.gpus), one.value / KILOBYTES) for one in found]
+        rows = [Choice(state.written(one.gpus), one.value / KILOBYTES) for one in found]
+        first = rows[0]
     return Chosen(
-        id=body.id, gpus=rows[0].gpus, bandwidth=rows[0].bandwidth, explain=lines,
-        choices=[] if body.best is None else rows, assumed=chooser.model.assumed,
+        gpus=first.gpus, bandwidth=first.bandwidth, choices=rows, assumed=chooser.model.assumed,
+        explain=chooser.explain(state, body.gpus, body.deadline).splitlines()
+        if body.explain else [],
     )  # fmt: skip
+
+
+class Gang(OnCluster, kw_only=True):
+    """Choose GPUs for several jobs that start together."""
+
+    jobs: dict[str, int]
+    """Numbers of GPUs by name."""
+
+
+class Ganged(Answer, kw_only=True):
+    """The choices by name."""
+
+    jobs: dict[str, Choice]
+    assumed: tuple[str, ...] = ()
+
+
+def _gang(body: Gang, known: Known | None) -> Ganged:
+    from optsched.bandwidth.topology.rates import KILOBYTES
+
+    chooser, state = _dispatcher(body, known)
+    found = chooser.gang(state, body.jobs, body.deadline)
+    rows = {name: Choice(state.written(one.gpus), one.value / KILOBYTES)
+            for name, one in found.items()}  # fmt: skip
+    return Ganged(jobs=rows, assumed=chooser.model.assumed)
 
 
 class Scores(OnCluster, kw_only=True):
@@ -151,26 +180,18 @@ class Scores(OnCluster, kw_only=True):
     """Weight of hosts in use, 0 to 1."""
 
 
-class Scored(_Answer, kw_only=True):
+class Scored(Answer, kw_only=True):
     """Scores of hosts, 0 to 100; those that no allowed choice uses are left out."""
 
     scores: dict[str, int]
 
 
-def scores(tree: Any, name: str) -> Scored:
-    """Answer `Scores`."""
-    body = decode(tree, Scores, name)
-    chooser, state = _dispatcher(body, name)
-    with placed(f"{name}: "):
-        return scored(body, chooser, state)
-
-
-def scored(body: Any, chooser: Dispatcher, state: ClusterState) -> Scored:
-    """Score for a body with the fields of `Scores` beside cluster and state."""
+def _scores(body: Scores, known: Known | None) -> Scored:
     from optsched.bandwidth.search.dispatcher import PACKING
 
+    chooser, state = _dispatcher(body, known)
     weight = PACKING if body.packing is None else body.packing
-    return Scored(id=body.id, scores=chooser.scores(state, body.gpus, body.deadline, weight))
+    return Scored(scores=chooser.scores(state, body.gpus, body.deadline, weight))
 
 
 class WhatIf(OnCluster, kw_only=True):
@@ -180,7 +201,7 @@ class WhatIf(OnCluster, kw_only=True):
     """Such as ``n01:0-3 n02``."""
 
 
-class Compared(_Answer, kw_only=True):
+class Compared(Answer, kw_only=True):
     """What the GPUs get, in GB/s, and what running jobs lose."""
 
     gpus: str
@@ -194,67 +215,88 @@ class Compared(_Answer, kw_only=True):
     assumed: tuple[str, ...] = ()
 
 
-def what_if(tree: Any, name: str) -> Compared:
-    """Answer a `WhatIf`."""
-    body = decode(tree, WhatIf, name)
-    chooser, state = _dispatcher(body, name)
-    with placed(f"{name}: "):
-        return compared(body, chooser, state)
-
-
-def compared(body: Any, chooser: Dispatcher, state: ClusterState) -> Compared:
-    """Compare for a body with the fields of `WhatIf` beside cluster and state."""
+def _what_if(body: WhatIf, known: Known | None) -> Compared:
     from optsched.bandwidth.topology.rates import KILOBYTES
 
     def rate(value: int | None) -> float | None:
         return None if value is None else value / KILOBYTES
 
+    chooser, state = _dispatcher(body, known)
     what = chooser.what_if(state, body.gpus, body.deadline)
     return Compared(
-        id=body.id, gpus=state.written(what.gpus), bandwidth=what.share.value / KILOBYTES,
+        gpus=state.written(what.gpus), bandwidth=what.share.value / KILOBYTES,
         alone=what.share.standalone / KILOBYTES, best=rate(what.best), regret=rate(what.regret),
         victims={job: lost / KILOBYTES for job, lost in what.victims.items()},
         fault=what.fault, assumed=what.assumed,
     )  # fmt: skip
 
 
-def _dispatcher(body: OnCluster, name: str) -> tuple[Dispatcher, ClusterState]:
+def _dispatcher(body: OnCluster, known: Known | None) -> tuple[Dispatcher, ClusterState]:
+    """Return the dispatcher of a body and the state: of a cluster in memory, or of the body."""
+    if known is None:
+        return _kept(body)
+    if not (body.state is body.cluster is body.model is None):
+        raise InputError("cluster: expected state, cluster and model together, or none of them")
+    return known.dispatcher(body.policy, body.traffic), known.status.state
+
+
+def _kept(body: OnCluster) -> tuple[Dispatcher, ClusterState]:
     """Return the dispatcher of a body, kept in memory by its cluster and rules, and the state."""
-    from optsched.bandwidth import BottleneckBandwidth, Dispatcher
-    from optsched.bandwidth.models import model_document
+    from optsched.bandwidth import Dispatcher
     from optsched.bandwidth.placement.document import policy_from_tree
     from optsched.bandwidth.topology import documents
 
-    if (body.cluster is None) == (body.model is None):
-        raise InputError(f"{name}: cluster: expected either cluster or model")
+    if body.state is None:
+        raise InputError("state: expected an object with it, got nothing")
     key = msgspec.json.encode((body.cluster, body.model, body.policy, body.traffic))
     found = _CACHE.pop(key, None)
     if found is None:
-        model: BandwidthModel
-        if body.model is not None:
-            model = model_document.from_tree(body.model, f"{name}: model")
-        else:
-            given = documents.cluster_from_tree(body.cluster, f"{name}: cluster")
-            model = BottleneckBandwidth(given)
-        rules = None if body.policy is None else policy_from_tree(body.policy, f"{name}: policy")
-        with placed(f"{name}: "):
-            found = Dispatcher(model.cluster, model, policy=rules, traffic=body.traffic)  # type: ignore[arg-type]
+        model = model_of(body.cluster, body.model)
+        rules = None if body.policy is None else policy_from_tree(body.policy, "policy")
+        found = Dispatcher(model.cluster, model, policy=rules, traffic=body.traffic)  # type: ignore[arg-type]
     _CACHE[key] = found
     while len(_CACHE) > _KEPT:
         _CACHE.popitem(last=False)
-    return found, documents.state_from_tree(body.state, found.cluster, f"{name}: state")
+    return found, documents.state_from_tree(body.state, found.cluster, "state")
 
 
-def decide(tree: Any, name: str) -> Any:
+def model_of(cluster: Document | None, model: Document | None) -> BandwidthModel:
+    """Return the model of a document, or that of the links and network cards of a cluster."""
+    from optsched.bandwidth import BottleneckBandwidth
+    from optsched.bandwidth.models import model_document
+    from optsched.bandwidth.topology import documents
+
+    if (cluster is None) == (model is None):
+        raise InputError("cluster: expected either cluster or model")
+    if model is not None:
+        return model_document.from_tree(model, "model")
+    return BottleneckBandwidth(documents.cluster_from_tree(cluster, "cluster"))
+
+
+def snapshot_of(
+    tree: Document | None, model: Document | None, place: str = ""
+) -> tuple[ClusterSnapshot, BandwidthModel | None]:
+    """Return a snapshot and the model of its cluster, if there is one."""
+    from optsched.bandwidth.models import model_document
+    from optsched.plan import snapshot
+
+    if tree is None:
+        raise InputError("snapshot: expected an object with it, got nothing")
+    found = snapshot.from_tree(tree, f"{place}snapshot")
+    if model is None:
+        return found, None
+    return found, model_document.from_tree(model, f"{place}model", found.cluster)
+
+
+def _decide(tree: Any) -> Any:
     """Answer a document ``optsched.decide/1`` by ``optsched.decision/1``."""
-    from optsched.cluster.determined import decide as decide_pools
-    from optsched.cluster.determined import document
+    from optsched.cluster.determined import decide, document
 
-    pools, given = document.from_tree(tree, name)
-    return document.answer_of(pools, decide_pools(pools), given)
+    pools, given = document.from_tree(tree, "body")
+    return document.answer_of(pools, decide(pools), given)
 
 
-class Solve(_Body, kw_only=True):
+class Solve(Body, kw_only=True):
     """Solve an instance."""
 
     problem: Document
@@ -270,7 +312,7 @@ class Solve(_Body, kw_only=True):
     warm_start: ScheduleDocument | None = None
 
 
-class Solved(_Answer, kw_only=True):
+class Solved(Answer, kw_only=True):
     """The result, with the schedule as a document."""
 
     status: str
@@ -284,29 +326,26 @@ class Solved(_Answer, kw_only=True):
     schedule: Annotated[Any, _schema("schedule")] = None
 
 
-def solve(tree: Any, name: str) -> Solved:
-    """Answer a `Solve`."""
+def _solve(body: Solve) -> Solved:
     import optsched
     from optsched.model.document import from_tree
 
-    body = decode(tree, Solve, name)
-    problem = _problem(body.problem, f"{name}: problem", body.objective)
-    start = None if body.warm_start is None else from_tree(body.warm_start, f"{name}: warm_start")
-    with placed(f"{name}: "):
-        found = optsched.solve(
-            problem, body.solver, time_limit=body.time_limit, iterations=body.iterations,
-            target=body.target, workers=body.workers, seed=body.seed, options=body.options,
-            warm_start=start,
-        )  # fmt: skip
+    problem = _problem(body.problem, body.objective)
+    start = None if body.warm_start is None else from_tree(body.warm_start, "warm_start")
+    found = optsched.solve(
+        problem, body.solver, time_limit=body.time_limit, iterations=body.iterations,
+        target=body.target, workers=body.workers, seed=body.seed, options=body.options,
+        warm_start=start,
+    )  # fmt: skip
     return Solved(
-        id=body.id, status=found.status, objective=found.objective, gap=found.gap,
+        status=found.status, objective=found.objective, gap=found.gap,
         lower_bound=found.lower_bound, seconds=found.seconds, solver=found.solver,
         reason=found.reason, missing=found.missing,
         schedule=None if found.schedule is None else _document(found.schedule),
     )  # fmt: skip
 
 
-class Verify(_Body, kw_only=True):
+class Verify(Body, kw_only=True):
     """Check a schedule independently of every solver."""
 
     schedule: ScheduleDocument
@@ -322,7 +361,7 @@ class Violated(msgspec.Struct):
     message: str
 
 
-class Verified(_Answer, kw_only=True):
+class Verified(Answer, kw_only=True):
     """Whether a schedule keeps all rules, and at most 100 that it breaks."""
 
     valid: bool
@@ -330,28 +369,27 @@ class Verified(_Answer, kw_only=True):
     violations: list[Violated]
 
 
-def verify(tree: Any, name: str) -> Verified:
-    """Answer a `Verify`."""
+def _verify(body: Verify) -> Verified:
     from optsched.model.document import from_tree
     from optsched.model.verify import verify as violations
 
-    body = decode(tree, Verify, name)
-    schedule = from_tree(body.schedule, f"{name}: schedule")
+    schedule = from_tree(body.schedule, "schedule")
     problem = None
     if body.problem is not None:
-        problem = _problem(body.problem, f"{name}: problem", body.objective)
+        problem = _problem(body.problem, body.objective)
     elif body.objective is not None:
-        raise InputError(f"{name}: objective: expected a problem with it")
-    with placed(f"{name}: schedule: "):
+        raise InputError("objective: expected a problem with it")
+    with placed("schedule: "):
         found = violations(schedule, problem)
     rows = [Violated(one.kind, one.message) for one in found[:100]]
-    return Verified(id=body.id, valid=not found, count=len(found), violations=rows)
+    return Verified(valid=not found, count=len(found), violations=rows)
 
 
-class OnSnapshot(_Body, kw_only=True):
+class OnSnapshot(Body, kw_only=True):
     """A live cluster and its bandwidths."""
 
-    snapshot: SnapshotDocument
+    snapshot: SnapshotDocument | None = None
+    """Needed where no cluster in memory is meant."""
     model: ModelDocument | None = None
 
 
@@ -367,7 +405,7 @@ class Plan(OnSnapshot, kw_only=True):
     """Whether the answer has a schedule."""
 
 
-class Planned(_Answer, kw_only=True):
+class Planned(Answer, kw_only=True):
     """Verdicts on all waiting requests, in the order of the queue."""
 
     plan: list[Document]
@@ -378,21 +416,18 @@ class Planned(_Answer, kw_only=True):
     schedule: Annotated[Any, _schema("schedule")] = None
 
 
-def plan(tree: Any, name: str) -> Planned:
-    """Answer a `Plan`."""
+def _plan(body: Plan, known: Known | None) -> Planned:
     from optsched.plan.expected import POLICY
     from optsched.plan.starts import plan as plan_snapshot
 
-    body = decode(tree, Plan, name)
-    snapshot, model = _snapshot(body, name)
-    with placed(f"{name}: "):
-        found = plan_snapshot(
-            snapshot, model=model, policy=body.policy or POLICY, sigma=body.sigma,
-            samples=body.samples, seed=body.seed,
-        )  # fmt: skip
+    snapshot, model = _snapshot(body, known)
+    found = plan_snapshot(
+        snapshot, model=model, policy=body.policy or POLICY, sigma=body.sigma,
+        samples=body.samples, seed=body.seed,
+    )  # fmt: skip
     schedule = found.schedule
     return Planned(
-        id=body.id, plan=schedule.provenance["plan"], gap=found.gap, bound=found.bound,
+        plan=schedule.provenance["plan"], gap=found.gap, bound=found.bound,
         explain=found.explain(), assumed=found.assumed,
         schedule=_document(schedule) if body.schedule else None,
     )  # fmt: skip
@@ -421,23 +456,20 @@ class Moves(msgspec.Struct):
     explain: list[str]
 
 
-class Cleared(_Answer, kw_only=True):
+class Cleared(Answer, kw_only=True):
     """Plans, the cheapest first; none: the time was too short to find any."""
 
     plans: list[Moves]
 
 
-def clear(tree: Any, name: str) -> Cleared:
-    """Answer a `Clear`."""
+def _clear(body: Clear, known: Known | None) -> Cleared:
     from optsched.plan.clearing import alternatives
 
-    body = decode(tree, Clear, name)
-    snapshot, model = _snapshot(body, name)
+    snapshot, model = _snapshot(body, known)
     limit = body.time_limit / body.best
-    with placed(f"{name}: "):
-        found = alternatives(snapshot, body.request, body.best, model=model, time_limit=limit)
+    found = alternatives(snapshot, body.request, body.best, model=model, time_limit=limit)
     written = snapshot.state.written
-    return Cleared(id=body.id, plans=[
+    return Cleared(plans=[
         Moves(one.cost, one.bound, one.status, one.evict,
               {job: written(gpus) for job, gpus in one.move.items()}, written(one.gpus),
               one.explain())
@@ -445,29 +477,28 @@ def clear(tree: Any, name: str) -> Cleared:
     ])  # fmt: skip
 
 
-def _problem(tree: Document, name: str, objective: str | None) -> Any:
+def _problem(tree: Document, objective: str | None) -> Any:
     """Read an instance; no files of this machine."""
     from optsched.formats.read_problem import from_tree
 
     if isinstance(model := tree.get("model"), dict) and "file" in model:
-        raise InputError(f"{name}: model: expected a document, got the name of a file")
-    problem = from_tree(tree, name)
+        raise InputError("problem.model: expected a document, got the name of a file")
+    problem = from_tree(tree, "problem")
     if objective is None:
         return problem
     if not hasattr(problem, "with_objective"):
         raise InputError("objective: expected none, only job shops and job arrays have a choice")
-    with placed(f"{name}: "):
-        return problem.with_objective(objective)
+    return problem.with_objective(objective)
 
 
-def _snapshot(body: OnSnapshot, name: str) -> tuple[ClusterSnapshot, BandwidthModel | None]:
-    from optsched.bandwidth.models import model_document
-    from optsched.plan import snapshot
-
-    found, model = snapshot.from_tree(body.snapshot, f"{name}: snapshot"), None
-    if body.model is not None:
-        model = model_document.from_tree(body.model, f"{name}: model", found.cluster)
-    return found, model
+def _snapshot(
+    body: OnSnapshot, known: Known | None
+) -> tuple[ClusterSnapshot, BandwidthModel | None]:
+    if known is None:
+        return snapshot_of(body.snapshot, body.model)
+    if body.snapshot is not None or body.model is not None:
+        raise InputError("snapshot: expected snapshot and model together, or none of them")
+    return known.status.snapshot(""), known.model
 
 
 def _document(schedule: Any) -> msgspec.Raw:
@@ -484,7 +515,8 @@ _STATE: Final = {
     "format": "optsched.state/1", "free": "n0:2,3 n1:2,3",
     "jobs": [{"name": "a", "gpus": "n0:0,1"}, {"name": "b", "gpus": "n1:0,1"}],
 }  # fmt: skip
-_NOW: Final = {"cluster": _CLUSTER, "state": _STATE, "gpus": 2}
+_ON: Final = {"cluster": _CLUSTER, "state": _STATE}
+_NOW: Final = {**_ON, "gpus": 2}
 _SHOP: Final = {
     "format": "optsched.jobshop/1", "machines": ["m0", "m1"],
     "jobs": [{"operations": [[0, 3], [1, 2]]}, {"operations": [[1, 4], [0, 1]]}],
@@ -506,20 +538,36 @@ _POOL: Final = {
 }  # fmt: skip
 
 QUERIES: Final = {
-    "choose": Query("Choose the free GPUs with the highest bandwidth.", Choose, Chosen, choose,
+    "choose": Query("Choose the free GPUs with the highest bandwidth.", Choose, Chosen, _choose,
                     _NOW, quick=True),
-    "scores": Query("Score every host for a request.", Scores, Scored, scores, _NOW, quick=True),
-    "what_if": Query("Compare a choice of GPUs with the best one.", WhatIf, Compared, what_if,
-                     _NOW | {"gpus": "n0:2 n1:2"}, quick=True),
+    "gang": Query("Choose GPUs for several jobs that start together.", Gang, Ganged, _gang,
+                  _ON | {"jobs": {"c": 1, "d": 2}}),
+    "scores": Query("Score every host for a request.", Scores, Scored, _scores, _NOW, quick=True),
+    "what_if": Query("Compare a choice of GPUs with the best one.", WhatIf, Compared, _what_if,
+                     _ON | {"gpus": "n0:2 n1:2"}, quick=True),
     "decide": Query("Decide as Determined's schedulers or Kubernetes do.", "decide", "decision",
-                    decide, _POOL, quick=True),
-    "verify": Query("Check a schedule independently of every solver.", Verify, Verified, verify,
+                    _decide, _POOL, quick=True),
+    "verify": Query("Check a schedule independently of every solver.", Verify, Verified, _verify,
                     {"schedule": _SCHEDULE}, quick=True),
     "solve": Query("Solve a job shop, job array, quota plan or GPU placement.", Solve, Solved,
-                   solve, {"problem": _SHOP, "time_limit": 1}),
-    "plan": Query("Decide what starts now and when the others do.", Plan, Planned, plan,
+                   _solve, {"problem": _SHOP, "time_limit": 1}),
+    "plan": Query("Decide what starts now and when the others do.", Plan, Planned, _plan,
                   {"snapshot": _SNAPSHOT}),
     "clear": Query("Find the cheapest evictions and moves that make space for a request.", Clear,
-                   Cleared, clear, {"snapshot": _SNAPSHOT, "request": "c"}),
+                   Cleared, _clear, {"snapshot": _SNAPSHOT, "request": "c"}),
 }  # fmt: skip
 """Every query by its name."""
+
+PATHS: Final = {name: f"/v1/{name.replace('_', '-')}" for name in QUERIES}
+"""Path of every query."""
+
+
+def ask(name: str, tree: Any, known: Known | None = None) -> Any:
+    """Answer a parsed body of a query, about a cluster in memory or the one in the body."""
+    query = QUERIES[name]
+    if isinstance(query.body, str):
+        return query.answer(tree)
+    body = decode(tree, query.body, "body")
+    found = query.answer(body, known) if query.on_cluster else query.answer(body)
+    found.id = body.id
+    return found

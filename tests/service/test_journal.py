@@ -166,7 +166,7 @@ class Machine(stateful.RuleBasedStateMachine):
         first, second, third = self.live.commit([request, other, stale])
         assert isinstance(first, bytes) and json.loads(first) == answer
         assert isinstance(second, Conflict) and "another request" in str(second)
-        assert isinstance(third, Conflict) and third.version == self.version
+        assert isinstance(third, Conflict) and third.value == self.version
         assert seen(self.live) == before
 
     @stateful.rule()

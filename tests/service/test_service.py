@@ -18,8 +18,8 @@ from benchmarks.service.hostile import bodies, fault
 from optsched import InputError
 from optsched.service.answers import MAX_DEPTH, Reply, answer
 from optsched.service.app import create_app
-from optsched.service.gate import PATHS, response
-from optsched.service.requests import QUERIES
+from optsched.service.gate import response
+from optsched.service.requests import PATHS, QUERIES
 from optsched.service.schemas import DOCUMENTS, bundle
 from optsched.service.settings import Settings, is_loopback, read_token
 

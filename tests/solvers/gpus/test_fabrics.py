@@ -17,7 +17,9 @@ from optsched.bandwidth import (
     Host,
 )
 from optsched.errors import Infeasible
-from optsched.service.stream import OpenState, Session
+from optsched.plan import ClusterSnapshot
+from optsched.service.changes import Known
+from optsched.service.stream import Session
 
 EXACT = ("auto", "counts", "cpsat", "branch_and_bound")
 OTHERS = ("genetic", "eha", "pts", "hybrid", "topo", "proximity", "random_subset")
@@ -109,7 +111,7 @@ def test_dispatcher_stays_in_one_fabric(seed: int) -> None:
         what = fast.what_if(state, state.free)
         assert "not joined" in what.fault and what.share.value == what.share.standalone == 0
         session = Session()
-        session.states[""] = OpenState(model, state)
+        session.clusters[""] = Known(ClusterSnapshot(state), model)
         line = json.dumps({"do": "choose", "gpus": largest(state) + 1}).encode()
         answer = json.loads(session.answer(line))
         assert answer["code"] == 409 and "joins" in answer["error"]["message"]
