@@ -25,7 +25,7 @@ from benchmarks.bandwidth.subset_surrogate import truth
 from benchmarks.machine import machine
 from optsched.bandwidth import ClusterState, Dispatcher
 from optsched.plan import ClusterSnapshot
-from optsched.service.changes import Known
+from optsched.service.known import Known
 from optsched.service.stream import Session
 
 if TYPE_CHECKING:

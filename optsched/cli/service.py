@@ -67,7 +67,7 @@ def stream(
     from optsched.bandwidth import ClusterState
     from optsched.cli.choose import read_bandwidths
     from optsched.plan import ClusterSnapshot
-    from optsched.service.changes import Known
+    from optsched.service.known import Known
     from optsched.service.stream import Session
 
     session = Session()
@@ -90,4 +90,4 @@ def stream(
         raise typer.Exit(1)
     if output is not None:
         status = session.clusters[""].status
-        (status.state if snapshot is None else status.snapshot("")).write(output)
+        (status.state if snapshot is None else status.snapshot()).write(output)

@@ -72,7 +72,7 @@ def live_router(live: Live) -> APIRouter:
     async def read(request: Request) -> Reply:
         if isinstance(cluster := _cluster(live, request), Reply):
             return cluster
-        return Reply(200, msgspec.json.encode(cluster.present(cluster.name)))
+        return Reply(200, msgspec.json.encode(Present.of(cluster)))
 
     async def create(request: Request) -> Reply:
         name = request.path_params["name"]

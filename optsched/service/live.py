@@ -15,8 +15,9 @@ import msgspec
 
 from optsched.errors import InputError
 from optsched.io.strict_json import check_format, format_json, parse, placed
-from optsched.service.changes import Change, Changed, Conflict, Decision, Known, Status
+from optsched.service.changes import Change, Changed, Conflict, Decision
 from optsched.service.journal import Journal, StorageError
+from optsched.service.known import Known, Status
 from optsched.service.requests import snapshot_of
 
 if TYPE_CHECKING:
@@ -75,8 +76,8 @@ class LiveCluster(Known):
 
     def __init__(self, first: First, place: str) -> None:
         found, model = snapshot_of(first.snapshot, first.model, place)
-        super().__init__(found, model, first.version, first.time)
-        self.name, self.model_document = first.name, first.model
+        super().__init__(found, model, first.version, first.time, first.name)
+        self.model_document = first.model
         self._first = msgspec.structs.replace(first, snapshot=None, answers={})
         self._spare = 0
         """Further answers that are kept before the journal is rewritten: after a failure."""

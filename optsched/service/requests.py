@@ -18,22 +18,23 @@ if TYPE_CHECKING:
 
     from optsched.bandwidth import BandwidthModel, ClusterState, Dispatcher
     from optsched.plan import ClusterSnapshot
-    from optsched.service.changes import Known
+    from optsched.service.known import Known
 
 
-def _schema(name: str) -> msgspec.Meta:
+def schema_of(name: str) -> msgspec.Meta:
+    """Return the note on a field that is a document."""
     return msgspec.Meta(extra_json_schema={"$ref": f"#/components/schemas/{name}"})
 
 
 Id = int | str | None
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 Document = dict[str, Any]
-ClusterDocument = Annotated[Document, _schema("cluster")]
-StateDocument = Annotated[Document, _schema("state")]
-ModelDocument = Annotated[Document, _schema("bandwidth")]
-PolicyDocument = Annotated[Document, _schema("subset.Policy")]
-ScheduleDocument = Annotated[Document, _schema("schedule")]
-SnapshotDocument = Annotated[Document, _schema("snapshot")]
+ClusterDocument = Annotated[Document, schema_of("cluster")]
+StateDocument = Annotated[Document, schema_of("state")]
+ModelDocument = Annotated[Document, schema_of("bandwidth")]
+PolicyDocument = Annotated[Document, schema_of("subset.Policy")]
+ScheduleDocument = Annotated[Document, schema_of("schedule")]
+SnapshotDocument = Annotated[Document, schema_of("snapshot")]
 
 _KEPT: Final = 16
 """Dispatchers in memory, by cluster and rules."""
@@ -323,7 +324,7 @@ class Solved(Answer, kw_only=True):
     solver: str
     reason: str = ""
     missing: tuple[str, ...] = ()
-    schedule: Annotated[Any, _schema("schedule")] = None
+    schedule: Annotated[Any, schema_of("schedule")] = None
 
 
 def _solve(body: Solve) -> Solved:
@@ -413,7 +414,7 @@ class Planned(Answer, kw_only=True):
     bound: int
     explain: list[str]
     assumed: tuple[str, ...] = ()
-    schedule: Annotated[Any, _schema("schedule")] = None
+    schedule: Annotated[Any, schema_of("schedule")] = None
 
 
 def _plan(body: Plan, known: Known | None) -> Planned:
@@ -498,7 +499,7 @@ def _snapshot(
         return snapshot_of(body.snapshot, body.model)
     if body.snapshot is not None or body.model is not None:
         raise InputError("snapshot: expected snapshot and model together, or none of them")
-    return known.status.snapshot(""), known.model
+    return known.status.snapshot(), known.model
 
 
 def _document(schedule: Any) -> msgspec.Raw:

@@ -12,7 +12,8 @@ from optsched.io.strict_json import decode, format_json
 from optsched.io.values import did_you_mean
 from optsched.plan import ClusterSnapshot
 from optsched.service.answers import Reply, replied
-from optsched.service.changes import Changed, Decision, Known, Parts
+from optsched.service.changes import Changed, Decision, Parts, Present
+from optsched.service.known import Known
 from optsched.service.requests import (
     QUERIES,
     Body,
@@ -94,7 +95,7 @@ class Session:
             made = Decision(known.status, known.model, known.dispatchers).make(body)
             known.status, made.answer.id = made.status, body.id
             return made.answer
-        found = known.present()
+        found = Present.of(known)
         found.id = decode(tree, Body, "body").id
         return found
 

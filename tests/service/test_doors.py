@@ -31,9 +31,10 @@ from optsched.cli.app import app as commands
 from optsched.errors import Infeasible, InputError
 from optsched.plan import ClusterSnapshot, PlanJob
 from optsched.service.app import create_app
-from optsched.service.changes import Change, Decision, Status
+from optsched.service.changes import Change, Decision
 from optsched.service.client import Client, Refused, Unavailable
 from optsched.service.extender import LEVEL, PODS, routes
+from optsched.service.known import Status
 from optsched.service.settings import Settings
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from optsched.bandwidth import (
 )
 from optsched.errors import Infeasible
 from optsched.plan import ClusterSnapshot
-from optsched.service.changes import Known
+from optsched.service.known import Known
 from optsched.service.stream import Session
 
 EXACT = ("auto", "counts", "cpsat", "branch_and_bound")
