@@ -18,7 +18,7 @@ from optsched.io.strict_json import decode, indented, parse
 from optsched.serving.plan import plan_of
 from optsched.serving.routers import router_of
 from optsched.serving.scenario import Scenario
-from optsched.serving.tables import accuracy_table
+from optsched.serving.tables import accuracy_table, milliseconds
 from optsched.serving.workload import arrivals, reference
 
 if TYPE_CHECKING:
@@ -114,6 +114,7 @@ def profile(
     burst: slim.Burst = 1.0,
     seconds: slim.Seconds = 20.0,
     seed: Seed = 0,
+    deadline_ms: slim.Deadline = None,
 ) -> None:
     """Measure a network on this machine's devices, and make a scenario of it.
 
@@ -129,6 +130,8 @@ def profile(
     accuracy_table(table, np.array(net.widths), len(net.channels))
     trace: dict[str, Any] = {"rate": rate, "burst": burst, "seconds": seconds, "seed": seed}
     arrivals(**trace)
+    if deadline_ms is not None:
+        milliseconds("deadline_ms", deadline_ms)
     with Bar() as bar:
         pixels = side or (16 if net.in_channels == 1 else 32)
         costs = profile(
@@ -138,7 +141,7 @@ def profile(
             seed=seed,
             on_progress=bar.task("rounds of measuring"),
         )
-    scenario = costs.scenario(table, **trace)
+    scenario = costs.scenario(table, deadline_ms=deadline_ms, **trace)
     for one in costs.devices:
         error, server = "-" if one.error is None else f"{one.error:.1%}", one.server
         print(f"{server.id}: launch {server.launch_ms:.3f} ms, load {server.load_ms:.1f} ms, "
@@ -211,7 +214,7 @@ def run(
 def _print_errors(simulated: Summary, measured: Summary) -> None:
     """Print simulated and measured values, and the relative errors of the simulation."""
     print(f"{'':18}{'simulated':>12}{'measured':>12}{'error':>9}")
-    for name in ("mean_ms", "p50_ms", "p99_ms", "accuracy"):
+    for name in ("mean_ms", "p50_ms", "p99_ms", "accuracy", "attainment"):
         values = getattr(simulated, name), getattr(measured, name)
         predicted, real = (math.nan if value is None else float(value) for value in values)
         error = predicted / real - 1 if real else math.nan

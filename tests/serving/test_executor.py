@@ -119,16 +119,18 @@ ROUTERS = [MIXED, MarginalCost(group=4), Router(Static((0, 1)), JSED()),
 
 @pytest.mark.parametrize("router", ROUTERS, ids=["random", "marginal", "static", "backlog", "own"])
 def test_any_durations(router: Any) -> None:
-    """With and without a plan and a death: logs are legal, all requests are completed."""
-    lost = 0
+    """With and without plans, deaths, deadlines: logs are legal, requests are completed or shed."""
+    lost = shed = 0
     for seed in range(8):
         plan = HALF if seed % 2 else None
-        controller, n = drive(scene(60, 1.0), router, plan, seed, 20e6 if seed >= 4 else np.inf)
+        scenario = scene(60, 1.0).replace(deadline_ms=8 if seed in (2, 3, 6, 7) else None)
+        controller, n = drive(scenario, router, plan, seed, 20e6 if seed >= 4 else np.inf)
         log, _ = controller.log(None, {})
         assert check(log.scenario, log) == [], f"seed {seed}"
-        assert log.summary.completed == 60, f"seed {seed}"
+        assert log.summary.completed + log.summary.shed == 60, f"seed {seed}"
         lost += n
-    assert lost
+        shed += log.summary.shed
+    assert lost and shed
 
 
 def test_a_dead_server_is_no_place() -> None:
@@ -160,6 +162,11 @@ def test_scores_are_those_of_the_whole_network() -> None:
     assert run.accuracy(labels) == pytest.approx(right)
     with pytest.raises(InputError, match=r"labels: expected 60 integers, one a request"):
         run.accuracy(labels[1:])
+    hurried = scenario.replace(deadline_ms=[0.0, 60_000.0] * 30)
+    run = Executor(NET, hurried, MIXED, HALF).run(images)
+    assert check(hurried, run.log) == []
+    assert (run.summary.shed, run.summary.attainment) == (30, 50.0)
+    assert run.outputs[::2].isnan().all() and run.outputs[1::2].isfinite().all()
 
 
 def test_command_measures_accuracy(cli: Any, tmp_path: Path) -> None:
