@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from optsched import plan
 from optsched.bandwidth import BottleneckBandwidth, ClusterState, synthetic
 from optsched.plan.starts import start_one
 from optsched.service import live as live_module
-from optsched.service.clusters import live_router
+from optsched.service.clusters import live_routes
 from optsched.service.live import Live
 
 JOB_GPUS = 2
@@ -45,8 +45,9 @@ def start_server(folder: Path) -> tuple[int, int]:
     bound = socket.create_server(("127.0.0.1", 0))
     if (child := os.fork()) == 0:
         try:
-            app = FastAPI()
-            app.include_router(live_router(Live(folder)))
+            app = Starlette()
+            for one in live_routes(Live(folder)):
+                app.add_route(one.path, one.answer, [one.method])
             uvicorn.Server(uvicorn.Config(app, log_level="error")).run([bound])
         except BaseException:
             traceback.print_exc()

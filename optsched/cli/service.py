@@ -32,7 +32,7 @@ def serve(
     """
     try:
         from optsched.service.app import serve as serve_http
-        from optsched.service.clusters import routers
+        from optsched.service.live import Live
     except ImportError as error:
         if isinstance(error, MissingExtra) or (error.name or "").startswith("optsched"):
             raise
@@ -44,7 +44,7 @@ def serve(
         host=host, port=port, token=read_token(token_file), timeout=timeout, max_body=max_body,
         in_flight=in_flight, queue=queue, **given,
     )  # fmt: skip
-    if code := serve_http(settings, routers(state)):
+    if code := serve_http(settings, None if state is None else Live(state)):
         raise typer.Exit(code)
 
 

@@ -68,6 +68,7 @@ class Reply(NamedTuple):
 
     status: int
     content: bytes
+    kind: str = "application/json"
     trace: str = ""
     """For the log: the traceback of a bug."""
 

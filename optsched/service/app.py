@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 from contextlib import asynccontextmanager
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import msgspec
 import uvicorn
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
-from optsched.errors import InputError, OptschedError
-from optsched.service.answers import answer, refusal, refused
+from optsched.errors import InputError
+from optsched.service import extender
+from optsched.service.answers import Reply, answer, refusal
+from optsched.service.clusters import live_routes
 from optsched.service.gate import Gate, Metrics, response
 from optsched.service.requests import PATHS, QUERIES
-from optsched.service.schemas import bundle, components, operation
+from optsched.service.routes import Route, page
+from optsched.service.schemas import bundle, components
 from optsched.service.settings import Settings
 from optsched.service.workers import Workers, warm_up
 from optsched.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from optsched.service.live import Live
 
 
 class Health(msgspec.Struct):
@@ -37,15 +40,19 @@ class Health(msgspec.Struct):
     workers: int
 
 
-def create_app(settings: Settings | None = None, routers: Sequence[APIRouter] = ()) -> FastAPI:
-    """Return the application; further routers are added to its endpoints.
+def create_app(
+    settings: Settings | None = None, live: Live | None = None, more: Sequence[Route] = ()
+) -> FastAPI:
+    """Return the application.
 
     Parameters
     ----------
     settings
         Limits and token [default: `Settings`].
-    routers
-        Their endpoints read the limits and the workers at ``request.app.state``.
+    live
+        Live clusters, which the end of the application closes.
+    more
+        Further endpoints; they find the workers at ``request.app.state.workers``.
     """
     known = Settings() if settings is None else settings
     metrics = Metrics()
@@ -58,75 +65,57 @@ def create_app(settings: Settings | None = None, routers: Sequence[APIRouter] = 
             warm_up(quick=True)
             yield
             group.cancel_scope.cancel()
+        if live is not None:
+            await live.finish()
 
-    app = FastAPI(
-        title="optsched", version=__version__, lifespan=lifespan, openapi_url="/v1/openapi.json",
-        docs_url="/docs", redoc_url=None,
-        description="Decides what runs where and in which order on a GPU cluster.",
-    )  # fmt: skip
+    app = FastAPI(title="optsched", lifespan=lifespan, openapi_url="/v1/openapi.json",
+                  redoc_url=None)  # fmt: skip
     app.state.settings, app.state.workers, app.state.metrics = known, workers, metrics
     app.add_middleware(Gate, settings=known, metrics=metrics)
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
-    app.add_exception_handler(OptschedError, _refused)
-    app.add_exception_handler(Exception, _refused)
-    for router in (_endpoints(), *routers):
-        app.include_router(router)
-    described = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            page = described()
-            page.setdefault("components", {})["schemas"] = components()
-            for path, item in page["paths"].items():
-                for name, route in product(re.findall(r"{(\w+)}", path), item.values()):
-                    route["parameters"] = [
-                        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-                    ]
-        return described()
-
-    app.openapi = openapi  # type: ignore[method-assign]
+    routes = [*_routes(), *extender.routes(live), *(live_routes(live) if live else ()), *more]
+    for one in routes:
+        app.add_route(one.path, one.answer, methods=[one.method])
+    described = page(routes)
+    app.openapi = lambda: described | {"components": {"schemas": components()}}  # type: ignore[method-assign]
     return app
 
 
-def _endpoints() -> APIRouter:
-    router = APIRouter(prefix="/v1")
-    for name, query in QUERIES.items():
-        described = operation(query.text, query.body, query.result, query.example, codes=(409,))
-        route = PATHS[name].removeprefix(router.prefix)
-        router.add_api_route(route, _query(name), methods=["POST"], name=name, **described)
-    described = operation("Whether the service answers.", None, Health)
-    router.add_api_route("/health", _health, **described)
-    router.add_api_route("/metrics", _metrics, summary="Numbers for Prometheus.")
-    described = operation("JSON Schema of a document or a message.", None, dict)
-    router.add_api_route("/schemas/{name}", _schema, **described)
-    return router
+def _routes() -> list[Route]:
+    """Return the endpoints of every service."""
+    found = [
+        Route("POST", PATHS[name], query.text, query.body, query.result, _query(name), (409,),
+              query.example) for name, query in QUERIES.items()
+    ]  # fmt: skip
+    return [
+        *found,
+        Route("GET", "/v1/health", "Whether the service answers.", None, Health, _health),
+        Route("GET", "/v1/metrics", "Numbers for Prometheus.", None, dict, _metrics),
+        Route("GET", "/v1/schemas/{name}", "JSON Schema of a document or a message.", None, dict,
+              _schema),
+    ]  # fmt: skip
 
 
-def _query(name: str) -> Callable[[Request], Any]:
+def _query(name: str) -> Callable[[Request, bytes], Awaitable[Reply]]:
     """Return the endpoint of a query that a worker answers."""
 
-    async def endpoint(request: Request) -> Response:
-        state, data = request.app.state, await request.body()
-        limit = state.settings.timeout
-        return response(await state.workers.run(request.receive, answer, name, data, limit))
+    async def call(request: Request, data: bytes) -> Reply:
+        state = request.app.state
+        return await state.workers.run(request.receive, answer, name, data, state.settings.timeout)  # type: ignore[no-any-return]
 
-    return endpoint
-
-
-async def _health(request: Request) -> Response:
-    settings: Settings = request.app.state.settings
-    found = Health("ok", __version__, settings.workers)
-    return Response(msgspec.json.encode(found), media_type="application/json")
+    return call
 
 
-async def _metrics(request: Request) -> Response:
-    metrics: Metrics = request.app.state.metrics
-    return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+async def _health(request: Request, _: bytes) -> Health:
+    return Health("ok", __version__, request.app.state.settings.workers)
 
 
-async def _schema(request: Request) -> Response:
-    found = bundle(request.path_params["name"])
-    return Response(msgspec.json.encode(found), media_type="application/json")
+async def _metrics(request: Request, _: bytes) -> Reply:
+    return Reply(200, generate_latest(request.app.state.metrics.registry), CONTENT_TYPE_LATEST)
+
+
+async def _schema(request: Request, _: bytes) -> dict[str, Any]:
+    return bundle(request.path_params["name"])
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
@@ -141,12 +130,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     return found
 
 
-async def _refused(request: Request, error: Exception) -> Response:
-    """Refuse what an endpoint refuses by an exception."""
-    return response(refused(error))
-
-
-def serve(settings: Settings, routers: Sequence[APIRouter] = ()) -> int:
+def serve(settings: Settings, live: Live | None = None) -> int:
     """Serve until SIGTERM or SIGINT, finish what is in flight, and return the exit code."""
     host = settings.host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -161,7 +145,7 @@ def serve(settings: Settings, routers: Sequence[APIRouter] = ()) -> int:
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: None)  # the server raises them once more when it has ended
     config = uvicorn.Config(
-        create_app(settings, routers), log_level="warning", access_log=False, lifespan="on",
+        create_app(settings, live), log_level="warning", access_log=False, lifespan="on",
         server_header=False, timeout_graceful_shutdown=int(settings.timeout) + 1,
     )  # fmt: skip
     server = _Server(config)

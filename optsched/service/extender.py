@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from anyio import to_thread
-from fastapi import APIRouter, Request, Response
 
 from optsched.bandwidth import (
     BottleneckBandwidth,
@@ -29,16 +28,17 @@ from optsched.formats.host_domains import from_nodes
 from optsched.io.strict_json import decode, shortened
 from optsched.plan import ClusterSnapshot, PlanJob
 from optsched.plan.starts import start_one
-from optsched.service.answers import replied
-from optsched.service.gate import response
-from optsched.service.schemas import operation
+from optsched.service.answers import read_tree
+from optsched.service.routes import Route
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
 
     from optsched.bandwidth import BandwidthModel
-
-    Known = tuple[BandwidthModel, ClusterState]
+    from optsched.service.known import Known
+    from optsched.service.live import Live
 
 PODS: Final = (
     "optsched/pods", "leaderworkerset.sigs.k8s.io/size",
@@ -118,8 +118,8 @@ class Extender:
     Parameters
     ----------
     live
-        Returns the bandwidth model and the state of a cluster; None: the nodes of the requests
-        are the cluster, and all GPUs of candidates count as free.
+        Returns a cluster in memory; None: the nodes of the requests are the cluster, and all GPUs
+        of candidates count as free.
     """
 
     def __init__(self, live: Callable[[], Known | None]) -> None:
@@ -162,7 +162,8 @@ class Extender:
             name=gang_name(item), gpus=int(number) * gpus, pod=gpus, level=texts.get(LEVEL)
         )
         with self._lock:
-            model, state = self.live() or self._of_nodes(nodes)
+            live = self.live()
+            model, state = (live.model, live.status.state) if live else self._of_nodes(nodes)
             gang = self._gang(pod.name, job)
             state, failed, final = self._confined(state, nodes, job)
             names = [name for name in nodes if name not in failed and name not in final]
@@ -223,7 +224,7 @@ class Extender:
                 candidates.update(ids)
         return state.without(set(state.free) - (free & candidates)), failed, final
 
-    def _of_nodes(self, nodes: dict[str, Any]) -> Known:
+    def _of_nodes(self, nodes: dict[str, Any]) -> tuple[BandwidthModel, ClusterState]:
         """Make the cluster of these nodes and those of gangs; GPUs of the candidates are free."""
         if not all(nodes.values()):
             raise InputError("NodeNames: the service has no cluster: name one in urlPrefix, or "
@@ -325,33 +326,25 @@ def _ranked(
     return {one: 10 * n // max(1, *values) for one, n in zip(names, values, strict=True)}
 
 
-def routes(live: Callable[[str], Known]) -> APIRouter:
-    """Return the endpoints, with the nodes of requests as cluster or with a live cluster.
-
-    `live` returns model and state of a live cluster by its name, or raises an `InputError`.
-    """
+def routes(live: Live | None) -> list[Route]:
+    """Return the endpoints, with the nodes of requests as cluster or with a live cluster."""
     extenders = {"": Extender(lambda: None)}
 
-    async def endpoint(request: Request) -> Response:
-        name = request.path_params.get("name", "")
-        if name not in extenders:
-            live(name)  # refuses an unknown name
-            extenders[name] = Extender(lambda: live(name))
-        call = getattr(extenders[name], request.url.path.rpartition("/")[2])
-        data = await request.body()
-        return response(await to_thread.run_sync(replied, call, data, "ExtenderArgs"))
+    def call(verb: str) -> Callable[[Request, bytes], Awaitable[Any]]:
+        async def answer(request: Request, data: bytes) -> Any:
+            name = request.path_params.get("name", "")
+            if live is not None and name:
+                live.find(name)
+                extenders.setdefault(name, Extender(lambda: live.find(name)))
+            run = getattr(extenders[name], verb)
+            return await to_thread.run_sync(lambda: run(read_tree(data)))
 
-    router = APIRouter(prefix="/v1")
-    for prefix in ("/kubernetes", "/clusters/{name}/kubernetes"):
-        for verb, kind in (("filter", FilterResult), ("prioritize", HostPriority)):
-            text = f"Scheduler extender of Kubernetes: {verb}."
-            described = operation(text, ExtenderArgs, kind, codes=(409,))
-            if "{name}" in prefix:
-                described["openapi_extra"]["parameters"] = [
-                    {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-                ]
-            if verb == "prioritize":
-                content = described["responses"][200]["content"]["application/json"]
-                content["schema"] = {"type": "array", "items": content["schema"]}
-            router.add_api_route(f"{prefix}/{verb}", endpoint, methods=["POST"], **described)
-    return router
+        return answer
+
+    prefixes = ["/v1/kubernetes"] + ["/v1/clusters/{name}/kubernetes"] * (live is not None)
+    return [
+        Route("POST", f"{prefix}/{verb}", f"Scheduler extender of Kubernetes: {verb}.",
+              ExtenderArgs, kind, call(verb), (404, 409))
+        for prefix in prefixes
+        for verb, kind in (("filter", FilterResult), ("prioritize", list[HostPriority]))
+    ]  # fmt: skip

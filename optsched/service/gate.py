@@ -190,4 +190,4 @@ def response(reply: Reply) -> Response:
         LOGGER.error(reply.trace)
     key, _, value = _HEADERS.get(reply.status, "").partition(": ")
     headers = {key: value} if key else None
-    return Response(reply.content, reply.status, headers, "application/json")
+    return Response(reply.content, reply.status, headers, reply.kind)

@@ -15,6 +15,7 @@ import msgspec
 
 from optsched.errors import InputError
 from optsched.io.strict_json import check_format, format_json, parse, placed
+from optsched.service.answers import Refused
 from optsched.service.changes import Change, Changed, Conflict, Decision
 from optsched.service.journal import Journal, StorageError
 from optsched.service.known import Known, Status
@@ -247,6 +248,14 @@ class Live:
             raise
         self._creating = asyncio.Lock()
 
+    def find(self, name: str) -> LiveCluster:
+        """Return the cluster of a name."""
+        if (found := self.clusters.get(name)) is None:
+            known = ", ".join(self.clusters) or "none"
+            text = f"name: no live cluster {name!r:.60}; known: {known:.200}"
+            raise Refused(404, text, name[:60])
+        return found
+
     async def create(self, name: str, request: Create) -> bytes:
         """Create a cluster; the same request again gets the first answer."""
         if not _NAME.fullmatch(name):
@@ -266,6 +275,12 @@ class Live:
             found = await asyncio.to_thread(LiveCluster.create, path, request)
             self.clusters[name] = found
             return found.known(request) or b""
+
+    async def finish(self) -> None:
+        """Make all changes that are queued, and close."""
+        for one in self.clusters.values():
+            await one.finish()
+        self.close()
 
     def close(self) -> None:
         """Close all journals and let others use the folder."""

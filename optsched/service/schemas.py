@@ -1,10 +1,10 @@
-"""JSON Schemas of documents and messages, and the parts of the OpenAPI page made of them."""
+"""JSON Schemas of documents and messages."""
 
 from __future__ import annotations
 
 import re
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
@@ -37,62 +37,19 @@ _PARTS: Final = {
 """Members of documents that are documents."""
 
 _messages: dict[str, Any] = {"Refusal": Refusal}
+"""Structs of the endpoints by name."""
 
 
-def reference(kind: Any) -> dict[str, str]:
-    """Return a reference to the schema of a struct, or of a document by its name."""
+def reference(kind: Any) -> dict[str, Any]:
+    """Return a reference to the schema of a struct, of a list of some, or of a document."""
     if isinstance(kind, str):
         return {"$ref": f"{_REF}{kind}"}
     if kind is dict:
         return {"type": "object"}
+    if get_origin(kind) is list:
+        return {"type": "array", "items": reference(get_args(kind)[0])}
     _messages[kind.__name__] = kind
     return {"$ref": f"{_REF}{kind.__name__}"}
-
-
-def operation(
-    text: str, body: Any, result: Any, example: Any = None, *, codes: tuple[int, ...] = ()
-) -> dict[str, Any]:
-    """Describe a route: arguments of ``APIRouter.add_api_route``.
-
-    Parameters
-    ----------
-    text
-        What it does, a line.
-    body, result
-        Structs of the request and the answer, or names of `DOCUMENTS`.
-    example
-        A body.
-    codes
-        Those of 404 and 409 that it may have.
-    """
-    refused = {"application/json": {"schema": reference(Refusal)}}
-    found: dict[str, Any] = {
-        "summary": text, "response_model": None,
-        "responses": {
-            200: {"description": "The answer.",
-                  "content": {"application/json": {"schema": reference(result)}}},
-            **{code: {"description": _CODES[code], "content": refused}
-               for code in _CODES if code not in (404, 409) or code in codes},
-        },
-    }  # fmt: skip
-    if body is not None:
-        content: dict[str, Any] = {"schema": reference(body)}
-        if example is not None:
-            content["example"] = example
-        found["openapi_extra"] = {
-            "requestBody": {"required": True, "content": {"application/json": content}}
-        }
-    return found
-
-
-_CODES: Final = {
-    400: "The body is refused.", 401: "The token is missing or wrong.",
-    403: "The host is not local.", 408: "The body came too slowly.",
-    404: "There is no live cluster of this name.",
-    409: "The request is correct, and the cluster cannot satisfy it.",
-    413: "The body is too large.", 415: "The body is no JSON.",
-    422: "It takes too much time.", 503: "Too many requests, or a worker died: try again.",
-}  # fmt: skip
 
 
 def components() -> dict[str, Any]:

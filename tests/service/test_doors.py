@@ -23,7 +23,7 @@ import typer.main
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from program import PROGRAM, Cli
+from program import PROGRAM
 from test_extender import node, pod
 
 from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Host, HostType
@@ -33,8 +33,9 @@ from optsched.plan import ClusterSnapshot, PlanJob
 from optsched.service.app import create_app
 from optsched.service.changes import Change, Decision
 from optsched.service.client import Client, Refused, Unavailable
-from optsched.service.extender import LEVEL, PODS, routes
+from optsched.service.extender import LEVEL, PODS
 from optsched.service.known import Status
+from optsched.service.live import Live
 from optsched.service.settings import Settings
 
 if TYPE_CHECKING:
@@ -271,13 +272,13 @@ def parsed(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def test_manifests(cli: Cli) -> None:
+def test_manifests(tmp_path: Path) -> None:
     """Ports, paths, options, mounts and annotations are those of the service."""
     (config,) = documents("scheduler.yaml")
     (extender,) = config["extenders"]
     address = urlsplit(extender["urlPrefix"])
     assert (address.port, address.password) == (Settings().port, "TOKEN")
-    paths = create_app(Settings(workers=1), [routes(None)]).openapi()["paths"]  # type: ignore[arg-type]
+    paths = create_app(Settings(workers=1), Live(tmp_path)).openapi()["paths"]
     path = address.path.replace("/main/", "/{name}/")
     assert {f"{path}/{extender[key]}" for key in ("filterVerb", "prioritizeVerb")} <= paths.keys()
     found = {one["kind"]: one for one in documents("optsched.yaml")}

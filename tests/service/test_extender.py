@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,11 +17,14 @@ from optsched.errors import Infeasible, InputError
 from optsched.plan import ClusterSnapshot, PlanJob
 from optsched.plan.starts import start_one
 from optsched.service.app import create_app
-from optsched.service.extender import Extender, routes
+from optsched.service.extender import Extender
+from optsched.service.known import Known
+from optsched.service.live import Create, Live
 from optsched.service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 GPU = "nvidia.com/gpu"
 NAMES = ("n0", "n1", "n2", "n3", "n4", "n5")
@@ -82,7 +87,9 @@ class Kube:
         self.down = {gpu for name, n in zip(NAMES, free, strict=True) for gpu in ids[name][n:]}
         self.owner: dict[int, str] = {}
         self.live, model = live, BottleneckBandwidth(RACKS)
-        self.extender = Extender(lambda: (model, self.state()) if live else None)
+        self.extender = Extender(
+            lambda: Known(ClusterSnapshot(self.state()), model) if live else None
+        )
 
     def free(self, name: str) -> list[int]:
         """Free GPUs of a node."""
@@ -230,15 +237,12 @@ def test_hostile_bodies(body: Any) -> None:
             assert isinstance(found, list) or found.Error or found.FailedAndUnresolvableNodes
 
 
-def test_endpoints() -> None:
+def test_endpoints(tmp_path: Path) -> None:
     """Both forms over HTTP, for the nodes of the request and for a live cluster."""
-
-    def live(name: str) -> tuple[BottleneckBandwidth, ClusterState]:
-        if name != "main":
-            raise InputError(f"cluster: no cluster {name!r}")
-        return BottleneckBandwidth(RACKS), ClusterState.idle(RACKS)
-
-    app = create_app(Settings(workers=1), [routes(live)])  # no worker is started
+    live = Live(tmp_path)
+    snapshot = json.loads(ClusterSnapshot(ClusterState.idle(RACKS)).to_json())
+    asyncio.run(live.create("main", Create(id="1", snapshot=snapshot)))
+    app = create_app(Settings(workers=1), live)  # no worker is started
     client = TestClient(app, base_url="http://localhost")
     body: dict[str, Any] = {"Pod": pod("a-0", 8, 3), "Nodes": None, "NodeNames": [*NAMES]}
     found = client.post("/v1/clusters/main/kubernetes/filter", json=body)
@@ -249,7 +253,7 @@ def test_endpoints() -> None:
     assert [row["Score"] for row in found.json()] == [10, 0, 0, 0, 0]
     found = client.post("/v1/kubernetes/filter", json=body)
     assert found.json()["Nodes"]["items"] == nodes[:1] and "n0, n2, n4" in found.text
-    assert client.post("/v1/clusters/other/kubernetes/filter", json=body).status_code == 400
+    assert client.post("/v1/clusters/other/kubernetes/filter", json=body).status_code == 404
     found = client.post("/v1/kubernetes/filter", json={"Pod": {"metadata": {"name": 3}}})
     assert found.status_code == 400 and found.json()["error"]["field"] == "Pod.metadata.name"
     paths = client.get("/v1/openapi.json").json()["paths"]

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from depth import depth
-from fastapi import FastAPI
 from hypothesis import settings, stateful
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
@@ -28,10 +27,11 @@ from optsched.bandwidth import Cluster, ClusterState, HostType
 from optsched.errors import Infeasible, InputError
 from optsched.plan.snapshot import from_tree
 from optsched.service import live as live_module
-from optsched.service.changes import Change
-from optsched.service.clusters import live_router
+from optsched.service.app import create_app
+from optsched.service.changes import Change, Conflict
 from optsched.service.journal import Journal, StorageError
-from optsched.service.live import Conflict, Create, Live, LiveCluster
+from optsched.service.live import Create, Live, LiveCluster
+from optsched.service.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -304,11 +304,11 @@ async def _share_writes(live: Live) -> None:
 
 def test_endpoints(tmp_path: Path) -> None:
     """Answers, refusals by status and field, and the same after the application has ended."""
-    app, live = FastAPI(), Live(tmp_path)
-    app.include_router(live_router(live))
+    live = Live(tmp_path)
+    app = create_app(Settings(workers=1), live)
     create = {"id": "x", "snapshot": SNAPSHOT}
     start = {"id": "1", "start": [{"name": "a", "gpus": 3}], "version": 0}
-    with TestClient(app) as client:
+    with TestClient(app, base_url="http://localhost") as client:
 
         def post(path: str, **body: Any) -> tuple[int, Any]:
             reply = client.post(f"/v1/clusters/{path}", json=body)

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema_rs
 import pytest
-from fastapi import APIRouter, Request, Response
 from starlette.testclient import TestClient
 
 from benchmarks.service.hostile import bodies, fault
 from optsched import InputError
 from optsched.service.answers import MAX_DEPTH, Reply, answer
 from optsched.service.app import create_app
-from optsched.service.gate import response
 from optsched.service.requests import PATHS, QUERIES
+from optsched.service.routes import Route
 from optsched.service.schemas import DOCUMENTS, bundle
 from optsched.service.settings import Settings, is_loopback, read_token
 
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-TOKEN = "0123456789abcdefghij"
+    from starlette.requests import Request
 
-router = APIRouter(prefix="/v1/test")
+TOKEN = "0123456789abcdefghij"
 
 
 def slept(seconds: float) -> Reply:
@@ -45,29 +44,36 @@ def died() -> Reply:
     os._exit(3)
 
 
-@router.post("/sleep/{seconds}")
-async def sleep(request: Request, seconds: float) -> Response:
+async def sleep(request: Request, _: bytes) -> Reply:
     """Occupy a worker."""
-    return response(await request.app.state.workers.run(request.receive, slept, seconds))
+    workers, seconds = request.app.state.workers, float(request.path_params["seconds"])
+    found: Reply = await workers.run(request.receive, slept, seconds)
+    return found
 
 
-@router.post("/die")
-async def die(request: Request) -> Response:
+async def die(request: Request, _: bytes) -> Reply:
     """End a worker."""
-    return response(await request.app.state.workers.run(request.receive, died))
+    found: Reply = await request.app.state.workers.run(request.receive, died)
+    return found
 
 
-@router.get("/bug")
-async def bug(request: Request) -> Response:
+async def bug(request: Request, _: bytes) -> Reply:
     """Raise what is not raised on purpose."""
     raise ZeroDivisionError
+
+
+MORE = [
+    Route("POST", "/v1/test/sleep/{seconds}", "", None, dict, sleep),
+    Route("POST", "/v1/test/die", "", None, dict, die),
+    Route("GET", "/v1/test/bug", "", None, dict, bug),
+]
 
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[TestClient]:
     """A service with one worker, and endpoints that misuse it."""
     settings = Settings(workers=1, queue=1, timeout=20, quick_body=2000, max_body=100_000)
-    with TestClient(create_app(settings, [router]), base_url="http://localhost") as found:
+    with TestClient(create_app(settings, more=MORE), base_url="http://localhost") as found:
         yield found
 
 
@@ -127,7 +133,7 @@ def test_large_bodies_go_to_a_worker(running: TestClient) -> None:
 
 def test_bugs_are_server_errors_in_the_same_form(caplog: pytest.LogCaptureFixture) -> None:
     """With the traceback in the log, not in the answer."""
-    app = create_app(Settings(), [router])
+    app = create_app(Settings(), more=MORE)
     found = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
     error = refused(found.get("/v1/test/bug"), 500, "service")
     assert "ZeroDivisionError" in error["message"] and "Traceback" not in error["message"]
