@@ -62,13 +62,28 @@ class Telemetry(NamedTuple):
     waiting: int
     """Requests at the router."""
     in_progress: int
+    servers: list[ServerState]
     answered: int
     late: int
     shed: int
     lost: int
     mean_ms: float | None
     p99_ms: float | None
-    servers: list[ServerState]
+
+
+class _Tally:
+    """Numbers of requests by their end, and recent latencies in ms."""
+
+    def __init__(self) -> None:
+        self.answered = self.late = self.shed = self.lost = 0
+        self.recent: deque[float] = deque(maxlen=_RECENT)
+
+    def values(self) -> dict[str, Any]:
+        """Return the fields of `Telemetry`."""
+        found = {key: value for key, value in vars(self).items() if key != "recent"}
+        recent = np.sort(np.array(self.recent))
+        found["mean_ms"] = float(recent.mean()) if len(recent) else None
+        return {**found, "p99_ms": percentile(recent, 99)}
 
 
 class LiveServer(Loop):
@@ -93,18 +108,16 @@ class LiveServer(Loop):
             super().__init__(servers, idle, *executor.given, keep=False)
             stack.pop_all()  # the thread ends the servers
         self.shape = tuple(shape)
-        self.arrival, self.deadline = np.zeros(n, np.int64), np.full(n, NEVER)
-        views = [frozen(one.view()) for one in (self.arrival, self.deadline)]
+        self._times = np.zeros((2, n), np.int64)
+        """Arrival and deadline by request."""
+        views = [frozen(one.view()) for one in self._times]
         self._use(self.world._replace(arrival=views[0], deadline=views[1]))
-        settings = executor.given[2] or core.Settings()
-        self._sheds = settings.shed
+        self.world.trace["sheds"] = (executor.given[2] or core.Settings()).shed
         self._inbox: deque[tuple[int, int, int, Future[Answer]]] = deque()
         self._futures: dict[int, Future[Answer]] = {}
         self._lock, self._rows = threading.Lock(), threading.Semaphore(n)
-        self._accepted = self._done = 0  # requests; both are written under the lock
         self._stopping, self._error = False, None
-        self._counts = {"answered": 0, "late": 0, "shed": 0, "lost": 0}
-        self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._tally = _Tally()
         self._seen = 0, self.busy.copy()
         self._thread = threading.Thread(target=self._serve, name="optsched-serving", daemon=True)
         self._thread.start()
@@ -114,7 +127,7 @@ class LiveServer(Loop):
     def submit(self, image: Any, deadline: float | None = None) -> Future[Answer]:
         """Submit an image; its answer, or the reason why there is none, comes by the future.
 
-        Waits while `capacity` requests are in progress. Callbacks of the future run in the thread
+        Blocks while `capacity` requests are in progress. Callbacks of the future run in the thread
         that serves: they should be short.
 
         Parameters
@@ -153,7 +166,6 @@ class LiveServer(Loop):
                 reason = "it was stopped" if self._error is None else str(self._error)
                 raise InputError(f"submit: the server takes no images: {reason}") from self._error
             row = self.free.pop()
-            self._accepted += 1
             self.memory[0, row, : len(pixels)] = pixels
             self._inbox.append((row, now, due, future))
             self.servers.wake()
@@ -174,11 +186,9 @@ class LiveServer(Loop):
             )
             for s, one in enumerate(self.scenario.servers)
         ]  # fmt: skip
-        recent = np.sort(np.array(self._recent))
-        mean = float(recent.mean()) if len(recent) else None
         return Telemetry(
-            int(state.fifo["images"].sum()), self._accepted - self._done, **self._counts,
-            mean_ms=mean, p99_ms=percentile(recent, 99), servers=servers,
+            int(state.fifo["images"].sum()), len(self._futures) + len(self._inbox), servers,
+            **self._tally.values(),
         )  # fmt: skip
 
     def stop(self, timeout: float | None = None) -> None:
@@ -204,7 +214,9 @@ class LiveServer(Loop):
     def _serve(self) -> None:
         """Serve until stopped and all requests are done."""
         try:
-            while self._error is None and not (self._stopping and self._done == self._accepted):
+            while self._error is None:
+                if self._stopping and not (self._inbox or self._futures):
+                    break
                 self.step()
         except BaseException as error:
             self._error = error
@@ -224,39 +236,35 @@ class LiveServer(Loop):
             row, at, due, future = self._inbox.popleft()
             if not future.set_running_or_notify_cancel():
                 self.free.append(row)
-                self._release([row])
+                self._rows.release()
                 continue
-            self.arrival[row], self.deadline[row] = at, due
-            if due < NEVER:
-                self.world.trace["deadlines"], self.world.trace["sheds"] = True, self._sheds
+            self._times[:, row] = at, due
+            self.world.trace["deadlines"] |= due < NEVER
             self._futures[row] = future
             self.process(world.ARRIVE, 0, row)
-
-    def _release(self, requests: list[int]) -> None:
-        """Free the rows of requests that are done."""
-        with self._lock:
-            self._done += len(requests)
-        self._rows.release(len(requests))
 
     def answer(self, requests: Any, outputs: Any) -> None:
         """Set the results of futures."""
         now, state = self.now(), self.world
-        latency = now - self.arrival[requests]
+        latency = now - self._times[0, requests]
         widths = self.scenario.tuples[state.request["tuple"][requests]].tolist()
-        self._counts["late"] += int((now > self.deadline[requests]).sum())
-        self._counts["answered"] += len(requests)
-        self._recent.extend((latency / NS_PER_MS).tolist())
+        self._tally.late += int((now > self._times[1, requests]).sum())
+        self._tally.answered += len(requests)
+        self._tally.recent.extend((latency / NS_PER_MS).tolist())
         found = torch.from_numpy(outputs).unflatten(1, self.outputs)
         for r, x, row, ns in zip(requests.tolist(), found, widths, latency.tolist(), strict=True):
             self._futures.pop(r).set_result(Answer(x.clone(), tuple(row), ns / NS_PER_MS))
-        self._release(requests.tolist())
+        self._rows.release(len(requests))
 
     def refuse(self, requests: list[int], error: OptschedError) -> None:
         """Set the exceptions of futures."""
-        self._counts["shed" if isinstance(error, DeadlineMissed) else "lost"] += len(requests)
+        if isinstance(error, DeadlineMissed):
+            self._tally.shed += len(requests)
+        else:
+            self._tally.lost += len(requests)
         for r in requests:
             self._futures.pop(r).set_exception(error)
-        self._release(requests)
+        self._rows.release(len(requests))
 
     def lost(self, requests: list[int]) -> None:
         """Give up requests that have lost their server twice."""

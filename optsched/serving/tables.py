@@ -167,17 +167,6 @@ def nearest(
     return percent.reshape((len(value),) * segments)
 
 
-def completed(percent: FloatArray, widths: npt.ArrayLike, prior: str) -> FloatArray:
-    """Replace missing tuples (NaN) by estimates of the prior ``"additive"`` or ``"nearest"``."""
-    known = {
-        tuple(at): float(percent[tuple(at)]) for at in np.argwhere(~np.isnan(percent)).tolist()
-    }
-    if not known:
-        raise InputError("accuracy: no tuple is given")
-    guess = additive(known, len(percent)) if prior == "additive" else nearest(known, widths)
-    return np.where(np.isnan(percent), guess, percent)
-
-
 def accuracy_table(
     given: Mapping[str, float] | npt.ArrayLike,
     widths: npt.ArrayLike,
@@ -213,8 +202,13 @@ def accuracy_table(
                 f"accuracy: {missing} of {percent.size} tuples are missing; give "
                 'accuracy_prior "additive" or "nearest"'
             )
+        if missing == percent.size:
+            raise InputError("accuracy: no tuple is given")
         if missing:
-            percent = completed(percent, widths, prior or "")
+            at = np.argwhere(~np.isnan(percent)).tolist()
+            known = {tuple(one): float(percent[tuple(one)]) for one in at}
+            guess = additive(known, n) if prior == "additive" else nearest(known, widths)
+            percent = np.where(np.isnan(percent), guess, percent)
     else:
         percent = table("accuracy", given, max(1, np.ndim(given)))
         if percent.size != n**segments:
