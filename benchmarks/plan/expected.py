@@ -24,8 +24,6 @@ NODES, GPUS, WEEK, LOAD = 8, 8, 7 * 86400, 1.1
 MOST = 2 * 86400
 """Longer jobs are stopped."""
 
-SOON = 86400
-
 
 def week(sizes: np.ndarray, durations: np.ndarray, mean: int, seed: int) -> cluster.Workload:
     """Jobs drawn from a trace, at random times of a week, until the load is reached."""
@@ -49,11 +47,9 @@ def week(sizes: np.ndarray, durations: np.ndarray, mean: int, seed: int) -> clus
 def arrivals(
     sizes: np.ndarray, durations: np.ndarray, mean: int, now: int, draw: int
 ) -> list[plan.PlanJob]:
-    """Jobs of another week, made of past jobs, that arrive within a day from now."""
+    """Jobs of another week, made of past jobs, that arrive after the same moment of it."""
     work = week(sizes, durations, mean, [now, draw])
-    first = int(np.random.default_rng([now, draw]).integers(WEEK - SOON))
-    pairs = enumerate(work.submit.tolist())
-    soon = [(j, submit - first) for j, submit in pairs if 0 < submit - first < SOON]
+    soon = [(j, submit - now) for j, submit in enumerate(work.submit.tolist()) if submit > now]
     return [
         plan.PlanJob(
             name=f"later{j}", gpus=int(work.sizes_of(j)[0]), submit=now + after, priority=1,

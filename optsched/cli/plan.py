@@ -16,7 +16,6 @@ from optsched.io.files import check_outputs, read_text
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
 
     from optsched.model.schedule import Schedule
     from optsched.plan import ClusterSnapshot, MovePlan
@@ -32,8 +31,8 @@ def plan(
     model: Annotated[Path | None, option("Bandwidths: optsched.bandwidth/1.")] = None,
     policy: Annotated[str | None, option("Of expected starts, NAME:KEY=VALUE.")] = None,
     spread: Annotated[float, option("Sigma of true over expected durations.")] = 0.5,
-    durations: Annotated[
-        Path | None, option("Trace of past jobs: durations over their mean, not --spread.")
+    history: Annotated[
+        Path | None, option("Trace of past jobs: their durations, not --spread, and arrivals.")
     ] = None,
     seed: options.Seed = 0,
     time_limit: Annotated[
@@ -64,15 +63,16 @@ def plan(
     Example: optsched plan snapshot.json --clear big-job
     """
     from optsched.bandwidth import read_model
+    from optsched.cluster import read_trace
     from optsched.model.schedule import Schedule
     from optsched.model.verify import verify
     from optsched.plan.array_document import planned_arrays
     from optsched.plan.arrays import explain_arrays, order_arrays
-    from optsched.plan.expected import POLICY
+    from optsched.plan.expected import POLICY, past_jobs
     from optsched.plan.starts import plan as plan_snapshot
     from optsched.solving.fan_out import Engine
 
-    check_outputs([output, save], [snapshot, slurm, model, cluster, previous, durations])
+    check_outputs([output, save], [snapshot, slurm, model, cluster, previous, history])
     if train is not None and (as_json or clear is not None or defragment is not None):
         raise InputError("train: expected without --json, --clear and --defragment")
     given = _snapshot(snapshot, slurm, kubernetes, cluster, now)
@@ -88,9 +88,10 @@ def plan(
         wrote(output, plans[0].after().write, quiet=as_json)
         return
     before = None if previous is None else Schedule.read(previous)
+    past = None if history is None else past_jobs(read_trace(history, ignore_columns=True), given)
     found = plan_snapshot(
         given, model=known, policy=policy or POLICY, previous=before, sigma=spread, seed=seed,
-        factors=None if durations is None else _factors(durations),
+        factors=past and past.factors, later=past.arrivals if past else (),
         parallel=Engine(engine, jobs),
     )  # fmt: skip
     schedule = order_arrays(found, time_limit=time_limit, previous=before)
@@ -107,16 +108,6 @@ def plan(
     wrote(output, schedule.write, quiet=as_json)
     if train is not None:
         _train(schedule, train)
-
-
-def _factors(path: Path) -> Sequence[float]:
-    """Return the durations of a trace over their mean."""
-    from optsched.cluster import read_trace
-
-    trace = read_trace(path, ignore_columns=True)
-    rate = trace.rate[trace.size_ptr[1:] - 1]  # at the largest size
-    seconds = (trace.work[rate > 0] / rate[rate > 0]).tolist()
-    return [one * len(seconds) / sum(seconds) for one in seconds]
 
 
 def _train(schedule: Schedule, folder: Path) -> None:

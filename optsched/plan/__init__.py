@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from optsched.plan.arrays import explain_arrays, order_arrays
     from optsched.plan.changes import Change
     from optsched.plan.clearing import MovePlan, alternatives, clear, defragment
+    from optsched.plan.expected import PastJobs, past_jobs
     from optsched.plan.live import from_kubernetes, from_run, from_slurm
     from optsched.plan.planner import Verdict
     from optsched.plan.snapshot import ClusterSnapshot, PlanJob
@@ -33,6 +34,7 @@ _MODULE_OF = {
         "arrays": "explain_arrays order_arrays",
         "clearing": "MovePlan alternatives clear defragment",
         "changes": "Change",
+        "expected": "PastJobs past_jobs",
         "planner": "Verdict",
         "live": "from_kubernetes from_run from_slurm",
         "starts": "Plan plan",
@@ -42,9 +44,10 @@ _MODULE_OF = {
 }
 
 __all__ = [
-    "ArrayRequest", "Change", "ClusterSnapshot", "MovePlan", "Plan", "PlanJob", "PlannedArray",
-    "Verdict", "alternatives", "clear", "defragment", "explain_arrays", "from_kubernetes",
-    "from_run", "from_slurm", "order_arrays", "plan", "planned_arrays", "schedule_of",
+    "ArrayRequest", "Change", "ClusterSnapshot", "MovePlan", "PastJobs", "Plan", "PlanJob",
+    "PlannedArray", "Verdict", "alternatives", "clear", "defragment", "explain_arrays",
+    "from_kubernetes", "from_run", "from_slurm", "order_arrays", "past_jobs", "plan",
+    "planned_arrays", "schedule_of",
 ]  # fmt: skip
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from optsched.cluster import WORK, Group, Job, Nodes, Start, Stay, Table, Workload, expected_starts
 from optsched.cluster import policies as registry
 from optsched.cluster.results.metrics import nearest_rank
+from optsched.errors import InputError
+from optsched.plan.snapshot import PlanJob
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from optsched.plan.counts import Counts
-    from optsched.plan.snapshot import PlanJob
+    from optsched.plan.snapshot import ClusterSnapshot
 
 POLICY: Final = "fifo:backfill=first_fit"
 
@@ -23,6 +25,54 @@ PERCENTILES: Final = (10, 50, 90)
 
 _LEAST_PRIORITY: Final = 99
 """Of the simulator, which has priorities from 1."""
+
+
+LISTS: Final = 10
+"""Lists of later arrivals that a history gives."""
+
+MOST_LATER: Final = 1_000
+"""Jobs in each of them."""
+
+
+class PastJobs(NamedTuple):
+    """What past jobs say about durations, and about the jobs that arrive from now on."""
+
+    factors: list[float]
+    """Durations over their mean."""
+    arrivals: list[list[PlanJob]]
+    """Equally likely arrivals, as `plan` takes them."""
+
+
+def past_jobs(trace: Workload, snapshot: ClusterSnapshot) -> PastJobs:
+    """Take durations, and arrivals after ten moments of the first half, from a trace of past jobs.
+
+    Later jobs have the most frequent priority of the waiting ones, and the mean duration of the
+    trace as their expectation.
+    """
+    if trace.time_unit != "s":
+        raise InputError(f"history: expected jobs with times in s, got {trace!r:.80}")
+    gpus = trace.size[trace.size_ptr[1:] - 1]  # the largest size of every job
+    rate = trace.rate[trace.size_ptr[1:] - 1]
+    known = np.flatnonzero((rate > 0) & (gpus > 0))
+    if not len(known):
+        raise InputError("history: expected jobs with GPUs")
+    seconds = trace.work[known] / rate[known]
+    mean, submit = float(seconds.mean()), trace.submit[known]
+    order = np.argsort(submit, kind="stable")
+    used = Counter(job.priority for job in snapshot.waiting).most_common(1)
+    priority = used[0][0] if used else PlanJob(name="-", gpus=1).priority
+    names, arrivals = {job.name for job in snapshot.jobs}, []
+    for k in range(LISTS):
+        first = int(submit.min()) + k * int(submit.max() - submit.min()) // (2 * LISTS)
+        rows = [i for i in order.tolist() if submit[i] > first][:MOST_LATER]
+        arrivals.append([
+            PlanJob(
+                name=name, gpus=int(gpus[known[i]]), priority=priority,
+                submit=snapshot.now + int(submit[i]) - first, time_left=max(1, round(mean)),
+            )
+            for i in rows if (name := f"later-{i}") not in names
+        ])  # fmt: skip
+    return PastJobs((seconds / mean).tolist(), arrivals)
 
 
 class Forecast:

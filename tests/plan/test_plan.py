@@ -16,7 +16,7 @@ from optsched import cluster, verify
 from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Host, HostType, synthetic
 from optsched.errors import InputError
 from optsched.model.schedule import Schedule
-from optsched.plan import ClusterSnapshot, Plan, PlanJob, from_run, plan
+from optsched.plan import ClusterSnapshot, Plan, PlanJob, from_run, past_jobs, plan
 
 
 def leaves() -> Cluster:
@@ -99,6 +99,24 @@ def test_expected_start_without_spread() -> None:
     assert quota.verdicts[0].expected == (100, 100, 100)
     spread = plan(busy(PlanJob(name="w", gpus=15)), sigma=0.5, seed=1).verdicts[0].expected
     assert spread is not None and 100 <= spread[0] < spread[1] < spread[2]
+
+
+def test_later_arrivals_of_a_history() -> None:
+    """Past jobs that fill gaps delay a job of all GPUs; the factors are durations over their mean."""
+    snapshot = busy(PlanJob(name="all", gpus=16, priority=7))
+    trace = cluster.Workload.of(
+        [cluster.Job(name=f"j{k}", submit=50 * k, sizes=(1,), work=(50 + k) * cluster.WORK)
+         for k in range(100)],
+        time_unit="s",
+    )  # fmt: skip
+    past = past_jobs(trace, snapshot)
+    assert sum(past.factors) == pytest.approx(100) and max(past.factors) == pytest.approx(149 / 99.5)
+    assert {job.priority for row in past.arrivals for job in row} == {7}
+    assert all(job.submit > snapshot.now for row in past.arrivals for job in row)
+    alone, filled = (
+        plan(snapshot, sigma=0, later=later).verdicts[0].expected for later in ((), past.arrivals)
+    )
+    assert alone == (400, 400, 400) and filled is not None and filled[0] > 400
 
 
 def random_snapshot(seed: int) -> ClusterSnapshot:
