@@ -16,7 +16,6 @@ from optsched.io.files import check_outputs, read_text
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
-
     from optsched.model.schedule import Schedule
     from optsched.plan import ClusterSnapshot, MovePlan
 
