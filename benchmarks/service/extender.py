@@ -9,8 +9,10 @@ import time
 from statistics import median
 from typing import Any
 
-from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Host, HostType
+from optsched.bandwidth import Cluster, ClusterState, Host, HostType
+from optsched.plan import ClusterSnapshot
 from optsched.service.extender import Extender
+from optsched.service.known import Known
 
 NODES = 200
 
@@ -33,12 +35,12 @@ def main() -> None:
     state = ClusterState.idle(cluster)
     for i in range(0, 180, 3):
         state = state.take(f"n{i}:0-7 n{i + 1}:0-3", f"team-a/j{i}")
-    model, names = BottleneckBandwidth(cluster), [f"n{i}" for i in range(NODES)]
+    known, names = Known(ClusterSnapshot(state)), [f"n{i}" for i in range(NODES)]
     print("GPUs a pod, pods: first pod, next pod, priorities (ms)")
     for gpus, pods in ((4, 1), (8, 1), (4, 4), (8, 8), (8, 16)):
         times = []
         for call in range(6):
-            extender, begin = Extender(lambda: (model, state)), time.perf_counter()
+            extender, begin = Extender(known), time.perf_counter()
             row = []
             for number in (0, 1):
                 body = {"Pod": pod(f"g{call}", number, gpus, pods), "NodeNames": names}

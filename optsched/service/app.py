@@ -73,7 +73,9 @@ def create_app(
     app.state.settings, app.state.workers, app.state.metrics = known, workers, metrics
     app.add_middleware(Gate, settings=known, metrics=metrics)
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
-    routes = [*_routes(), *extender.routes(live), *(live_routes(live) if live else ()), *more]
+    routes = [*_routes(), *more]
+    if live is not None:
+        routes += [*live_routes(live), *extender.routes(live)]
     for one in routes:
         app.add_route(one.path, one.answer, methods=[one.method])
     described = page(routes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from threading import Lock
@@ -12,19 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from anyio import to_thread
 
-from optsched.bandwidth import (
-    BottleneckBandwidth,
-    Cluster,
-    ClusterState,
-    Dispatcher,
-    Host,
-    HostType,
-    Policy,
-)  # fmt: skip
-from optsched.bandwidth.topology.cliques import joined
 from optsched.bandwidth.topology.kubernetes import Item, gang_name, requested_gpus
 from optsched.errors import Infeasible, InputError
-from optsched.formats.host_domains import from_nodes
 from optsched.io.strict_json import decode, shortened
 from optsched.plan import ClusterSnapshot, PlanJob
 from optsched.plan.starts import start_one
@@ -36,7 +24,7 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from optsched.bandwidth import BandwidthModel
+    from optsched.bandwidth import Cluster, ClusterState, Dispatcher, Policy
     from optsched.service.known import Known
     from optsched.service.live import Live
 
@@ -49,17 +37,6 @@ PODS: Final = (
 LEVEL: Final = "optsched/level"
 """Label or annotation of a pod: one domain of this level must hold its gang."""
 
-LEVELS: Final = (
-    "topology.kubernetes.io/zone", "cloud.google.com/gce-topology-block",
-    "cloud.google.com/gce-topology-subblock", "topology.k8s.aws/network-node-layer-1",
-    "topology.k8s.aws/network-node-layer-2", "topology.k8s.aws/network-node-layer-3",
-    "network.topology.nvidia.com/spine", "network.topology.nvidia.com/leaf",
-)  # fmt: skip
-"""Labels of nodes that are levels where all nodes of a request have them, widest first."""
-
-WIDER: Final = 0.9
-"""Share of bandwidth that labels, which name no rates, leave to GPUs across one level more."""
-
 HOLD: Final = 300.0
 """Seconds after its last request until the choice for a gang is dropped."""
 
@@ -67,24 +44,16 @@ DEADLINE: Final = 0.1
 """Seconds to rank the nodes for a pod without a gang."""
 
 
-class NodeList(msgspec.Struct):
-    """Nodes as they are sent."""
-
-    items: list[dict[str, Any]] | None = None
-
-
 class ExtenderArgs(msgspec.Struct):
-    """A pod, and its candidates: nodes, or their names with ``nodeCacheCapable``."""
+    """A pod and the names of its candidates, as with ``nodeCacheCapable: true``."""
 
     Pod: Item
-    Nodes: NodeList | None = None
     NodeNames: list[str] | None = None
 
 
 class FilterResult(msgspec.Struct):
-    """Nodes that pass, in the form of the request, and the reasons of the others."""
+    """Nodes that pass, and the reasons of the others."""
 
-    Nodes: NodeList | None = None
     NodeNames: list[str] | None = None
     FailedNodes: dict[str, str] = {}
     FailedAndUnresolvableNodes: dict[str, str] = {}
@@ -113,45 +82,37 @@ class _Gang:
 
 
 class Extender:
-    """Choose nodes for pods, for those of one gang together.
+    """Choose nodes of a cluster for pods, for those of one gang together."""
 
-    Parameters
-    ----------
-    live
-        Returns a cluster in memory; None: the nodes of the requests are the cluster, and all GPUs
-        of candidates count as free.
-    """
-
-    def __init__(self, live: Callable[[], Known | None]) -> None:
-        self.live = live
+    def __init__(self, known: Known) -> None:
+        self.known = known
         self.gangs: dict[str, _Gang] = {}
         self._lock = Lock()
-        self._nodes: dict[str, Any] = {}
-        self._model: BandwidthModel | None = None
+        self._dispatchers: dict[Policy, Dispatcher] = {}
 
     def filter(self, tree: Any) -> FilterResult:
         """Pass the nodes with GPUs for the pod; of the choice for a gang, the one for the pod."""
         args = decode(tree, ExtenderArgs, "body")
-        nodes = _by_name(args)
         try:
-            scores, failed, final = self._judged(args.Pod, nodes, rank=False)
+            scores, failed, final = self._judged(args, rank=False)
         except (InputError, Infeasible) as error:  # a status other than 200 would hide the reason
             return FilterResult(Error=f"optsched: {error}")
-        if args.NodeNames is not None:
-            return FilterResult(None, [*scores], failed, final)
-        return FilterResult(NodeList([nodes[name] for name in scores]), None, failed, final)
+        return FilterResult([*scores], failed, final)
 
     def prioritize(self, tree: Any) -> list[HostPriority]:
         """Rank nodes by the bandwidth of the pod, or of its gang; equal ones by packing."""
         args = decode(tree, ExtenderArgs, "body")
-        scores = self._judged(args.Pod, nodes := _by_name(args), rank=True)[0]
-        return [HostPriority(name, scores.get(name, 0)) for name in nodes]
+        scores = self._judged(args, rank=True)[0]
+        return [HostPriority(name, scores.get(name, 0)) for name in args.NodeNames or ()]
 
     def _judged(
-        self, item: Item, nodes: dict[str, Any], *, rank: bool
+        self, args: ExtenderArgs, *, rank: bool
     ) -> tuple[dict[str, int], dict[str, str], dict[str, str]]:
         """Return priorities of the nodes that pass, and the reasons of the others."""
+        item, nodes = args.Pod, args.NodeNames
         pod, place = item.metadata, f"pod {item.metadata.name:.60}"
+        if nodes is None:
+            raise InputError("NodeNames: expected names of nodes: set nodeCacheCapable: true")
         if not (gpus := requested_gpus(item, place)):
             return dict.fromkeys(nodes, 0), {}, {}
         texts = pod.annotations | pod.labels
@@ -162,17 +123,15 @@ class Extender:
             name=gang_name(item), gpus=int(number) * gpus, pod=gpus, level=texts.get(LEVEL)
         )
         with self._lock:
-            live = self.live()
-            model, state = (live.model, live.status.state) if live else self._of_nodes(nodes)
             gang = self._gang(pod.name, job)
-            state, failed, final = self._confined(state, nodes, job)
+            state, failed, final = self._confined(nodes, job)
             names = [name for name in nodes if name not in failed and name not in final]
             held, scores = _held(state, job.name, gang), dict.fromkeys(names, 0)
             if names and job.gpus > gpus:
                 node = gang.pods.get(pod.name, "")
                 if node not in scores:
                     try:
-                        node = _chosen(model, state, job, gang, held, names)
+                        node = self._chosen(state, job, gang, held, names)
                     except Infeasible as error:
                         return {}, failed, final | dict.fromkeys(names, str(error))
                     gang.pods[pod.name] = node
@@ -180,7 +139,7 @@ class Extender:
                 text = f"gang {job.name} gets {some}; {place} goes to {node}"
                 return {node: 10}, failed, final | dict.fromkeys(scores.keys() - {node}, text)
             if names and rank:
-                scores = _ranked(model, state, gpus, held, names)
+                scores = self._ranked(state, gpus, held, names)
             return scores, failed, final
 
     def _gang(self, pod: str, job: PlanJob) -> _Gang:
@@ -195,12 +154,13 @@ class Extender:
         return gang
 
     def _confined(
-        self, state: ClusterState, nodes: dict[str, Any], job: PlanJob
+        self, nodes: list[str], job: PlanJob
     ) -> tuple[ClusterState, dict[str, str], dict[str, str]]:
         """Keep GPUs free that are on nodes with enough of them and not chosen for other gangs.
 
         The reasons of the other nodes: those that end with the jobs of a node, and those that stay.
         """
+        state = self.known.status.state
         cluster, free = state.cluster, set(state.free)
         owner = {gpu: one.name for one in state.jobs for gpu in one.gpus}
         for name, gang in self.gangs.items():
@@ -224,46 +184,45 @@ class Extender:
                 candidates.update(ids)
         return state.without(set(state.free) - (free & candidates)), failed, final
 
-    def _of_nodes(self, nodes: dict[str, Any]) -> tuple[BandwidthModel, ClusterState]:
-        """Make the cluster of these nodes and those of gangs; GPUs of the candidates are free."""
-        if not all(nodes.values()):
-            raise InputError("NodeNames: the service has no cluster: name one in urlPrefix, or "
-                             "set nodeCacheCapable: false")  # fmt: skip
-        seen = {
-            name: {"metadata": {"name": name, "labels": node["metadata"].get("labels") or {}},
-                   "status": {"capacity": node.get("status", {}).get("capacity") or {}}}
-            for name, node in nodes.items()
-        }  # fmt: skip
-        if self._model is None or not seen.items() <= self._nodes.items():
-            used = {
-                node for one in self.gangs.values() for node in (*one.pods.values(), *one.spare)
-            }
-            self._nodes = {one: self._nodes[one] for one in used & self._nodes.keys()} | seen
-            items = [*self._nodes.values()]
-            levels = [one for one in LEVELS if all(n["metadata"]["labels"].get(one) for n in items)]
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # nodes without whole GPUs do not pass
-                found = from_nodes({"items": items}, "Nodes", levels)
-            types = {kind: HostType(kind, gpus) for kind, gpus in found.kinds.values()}
-            rows = [Host(name, found.kinds[name][0], path) for name, path in found.of.items()]
-            hosts, kinds = joined(rows, types, found.levels, found.cliques)
-            wider = ("cluster", *found.levels)
-            factors = {level: WIDER ** (len(levels) - i) for i, level in enumerate(wider)}
-            self._model = BottleneckBandwidth(
-                Cluster(tuple(hosts), tuple(kinds), found.levels, factors=factors)
-            )
-        cluster = self._model.cluster
-        free = [gpu for name in nodes for gpu in _ids(cluster, name)]
-        return self._model, ClusterState.with_free(cluster, free)
+    def _chosen(
+        self, state: ClusterState, job: PlanJob, gang: _Gang, held: set[int], names: list[str]
+    ) -> str:
+        """Return the node for the next pod: of the choice for all, else the best next to others."""
+        cluster = state.cluster
+        if not held:
+            verdict = start_one(ClusterSnapshot(state), job, self.known.model, self._dispatchers)
+            if not verdict.gpus and not gang.again:
+                raise Infeasible(f"gang {job.name} cannot start: {verdict.text}")
+            rows = cluster.by_machine(verdict.gpus).items()
+            gang.spare = [node for node, ids in rows for _ in range(len(ids) // gang.gpus)]
+        if node := next((one for one in gang.spare if one in names), ""):
+            gang.spare.remove(node)
+            return node
+        gang.spare = []
+        if job.level is not None and held:
+            groups = cluster.domains(cluster.level(job.level)).values()
+            hosts = {int(h) for h in cluster.host_of[[*held]]}
+            inside = {h for group in groups if hosts.intersection(group) for h in group}
+            names = [one for one in names if int(cluster.host_of[_ids(cluster, one)[0]]) in inside]
+            if not names:
+                raise Infeasible(f"gang {job.name}: no node in its {job.level} has free GPUs")
+        scores = self._ranked(state, gang.gpus, held, names)
+        return max(scores, key=scores.__getitem__)
 
-
-def _by_name(args: ExtenderArgs) -> dict[str, Any]:
-    """Return the candidates by name, None where only names are sent."""
-    if args.NodeNames is not None:
-        return dict.fromkeys(args.NodeNames)
-    items = (args.Nodes.items if args.Nodes else None) or []
-    return {decode(one, Item, f"Nodes.items[{i}]").metadata.name: one
-            for i, one in enumerate(items)}  # fmt: skip
+    def _ranked(
+        self, state: ClusterState, gpus: int, held: set[int], names: list[str]
+    ) -> dict[str, int]:
+        """Return priorities by bandwidth: with the GPUs of the gang, else in the best choice."""
+        if not held:
+            ranker = self.known.dispatcher({"required": "host"}, "given")
+            found = ranker.scores(state, gpus, DEADLINE)
+            return {one: found.get(one, 0) // 10 for one in names}
+        free = set(state.free)
+        sets = [
+            held.union(sorted(free.intersection(_ids(state.cluster, one)))[:gpus]) for one in names
+        ]
+        values = self.known.model.of_sets([tuple(sorted(one)) for one in sets])
+        return {one: 10 * n // max(1, *values) for one, n in zip(names, values, strict=True)}
 
 
 def _ids(cluster: Cluster, node: str) -> range:
@@ -284,67 +243,21 @@ def _held(state: ClusterState, name: str, gang: _Gang) -> set[int]:
     return held
 
 
-def _chosen(
-    model: BandwidthModel, state: ClusterState, job: PlanJob, gang: _Gang, held: set[int],
-    names: list[str],
-) -> str:  # fmt: skip
-    """Return the node for the next pod: of the choice for all, else the best next to the others."""
-    cluster = state.cluster
-    if not held:
-        verdict = start_one(ClusterSnapshot(state), job, model)
-        if not verdict.gpus and not gang.again:
-            raise Infeasible(f"gang {job.name} cannot start: {verdict.text}")
-        rows = cluster.by_machine(verdict.gpus).items()
-        gang.spare = [node for node, ids in rows for _ in range(len(ids) // gang.gpus)]
-    if node := next((one for one in gang.spare if one in names), ""):
-        gang.spare.remove(node)
-        return node
-    gang.spare = []
-    if job.level is not None and held:
-        groups = cluster.domains(cluster.level(job.level)).values()
-        hosts = {int(h) for h in cluster.host_of[[*held]]}
-        inside = {h for group in groups if hosts.intersection(group) for h in group}
-        names = [one for one in names if int(cluster.host_of[_ids(cluster, one)[0]]) in inside]
-        if not names:
-            raise Infeasible(f"gang {job.name}: no node in its {job.level} has free GPUs")
-    scores = _ranked(model, state, gang.gpus, held, names)
-    return max(scores, key=scores.__getitem__)
-
-
-def _ranked(
-    model: BandwidthModel, state: ClusterState, gpus: int, held: set[int], names: list[str]
-) -> dict[str, int]:
-    """Return priorities by bandwidth: with the GPUs of the gang, else in the best choice."""
-    cluster = state.cluster
-    if not held:
-        ranker = Dispatcher(cluster, model, policy=Policy(required="host"))
-        found = ranker.scores(state, gpus, DEADLINE)
-        return {one: found.get(one, 0) // 10 for one in names}
-    free = set(state.free)
-    sets = [held.union(sorted(free.intersection(_ids(cluster, one)))[:gpus]) for one in names]
-    values = model.of_sets([tuple(sorted(one)) for one in sets])
-    return {one: 10 * n // max(1, *values) for one, n in zip(names, values, strict=True)}
-
-
-def routes(live: Live | None) -> list[Route]:
-    """Return the endpoints, with the nodes of requests as cluster or with a live cluster."""
-    extenders = {"": Extender(lambda: None)}
+def routes(live: Live) -> list[Route]:
+    """Return the endpoints, which are about live clusters."""
+    extenders: dict[str, Extender] = {}
 
     def call(verb: str) -> Callable[[Request, bytes], Awaitable[Any]]:
         async def answer(request: Request, data: bytes) -> Any:
-            name = request.path_params.get("name", "")
-            if live is not None and name:
-                live.find(name)
-                extenders.setdefault(name, Extender(lambda: live.find(name)))
-            run = getattr(extenders[name], verb)
+            known = live.find(request.path_params["name"])
+            run = getattr(extenders.setdefault(known.name, Extender(known)), verb)
             return await to_thread.run_sync(lambda: run(read_tree(data)))
 
         return answer
 
-    prefixes = ["/v1/kubernetes"] + ["/v1/clusters/{name}/kubernetes"] * (live is not None)
     return [
-        Route("POST", f"{prefix}/{verb}", f"Scheduler extender of Kubernetes: {verb}.",
-              ExtenderArgs, kind, call(verb), (404, 409))
-        for prefix in prefixes
+        Route("POST", f"/v1/clusters/{{name}}/kubernetes/{verb}",
+              f"Scheduler extender of Kubernetes: {verb}.", ExtenderArgs, kind, call(verb),
+              (404, 409))
         for verb, kind in (("filter", FilterResult), ("prioritize", list[HostPriority]))
     ]  # fmt: skip
