@@ -142,11 +142,11 @@ class Former:
             return f"{old.gpus} are not in the cluster"
         if used := former - set(state.free):
             return f"{shortened([*state.jobs_on(used)])} holds {state.written(used)}"
-        if taken := [one.job.name for one in verdicts
-                     if former & set(one.gpus) and one.job.name != now.job.name]:  # fmt: skip
-            return f"{shortened(taken)} gets GPUs of them"
         if len(former) != now.job.gpus:
             return f"it needs {now.job.gpus} GPUs"
         if now.bandwidth is not None and now.bandwidth > (old.bandwidth or 0):
             return f"they reach {now.bandwidth:.1f} GB/s"
+        if taken := [one.job.name for one in verdicts
+                     if former & set(one.gpus) and one.job.name != now.job.name]:  # fmt: skip
+            return f"{shortened(taken)} gets GPUs of them"
         return "others that start could not start with it there"

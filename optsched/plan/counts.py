@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -48,6 +49,19 @@ class Counts:
         """The running jobs, or the requests."""
         running = [job for job, _ in self.snapshot.running]
         return running if self.requests is None else self.requests
+
+    @cached_property
+    def unit(self) -> int:
+        """Factor of costs that leaves 1 for every change, if some cost nothing."""
+        return 1 + len(self.jobs) * any(0 in (job.evict, job.move) for job in self.jobs)
+
+    def cost(self, given: int | None) -> int:
+        """Return a cost of a change in a model: of equal sums, fewer changes have the lower one."""
+        return self.unit * (given or 0) + (self.unit > 1)
+
+    def total(self, modeled: float) -> float:
+        """Return the cost that a sum in a model stands for."""
+        return modeled // self.unit if math.isfinite(modeled) else modeled
 
     @cached_property
     def held(self) -> list[tuple[int, ...]]:

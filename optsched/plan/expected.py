@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from optsched.cluster import WORK, Group, Job, Nodes, Start, Stay, Table, Workload, expected_starts
 from optsched.cluster import policies as registry
@@ -110,19 +111,19 @@ class Forecast:
             (job, dict(sorted(Counter(host_of[list(gpus)].tolist()).items())))
             for job, gpus in started
         ]
-        mixed = any(len({cluster.type_of[h] for h in at}) > 1 for _, at in running)
         types = [cluster.types[t].name for t in cluster.type_of]
         nodes = Nodes.of(
             counts.capacity, names=[host.name for host in cluster.hosts],
-            types=[""] * len(types) if mixed else types,
+            types=[""] * len(types) if () in counts.kinds else types,
         )  # fmt: skip
         found = self._simulated(running, waiting, nodes)
         for group, gpus in self.quotas.items():
             mine = [job for job in waiting if job.group == group and job.gpus <= gpus]
-            held = [(job, {0: job.gpus}) for job, _ in running if job.group == group]
+            held = [job for job, _ in running if job.group == group]
             if mine and not self.honours:
-                pool = Nodes.of([max(gpus, sum(job.gpus for job, _ in held))])
-                for name, times in self._simulated(held, mine, pool).items():
+                now = [(job, {0: job.gpus}) for job in _within(held, gpus)]
+                pool = Nodes.of([gpus])
+                for name, times in self._simulated(now, mine, pool, group).items():
                     found[name] = tuple(map(max, found[name], times))
         first = min((job.time_left for job, _ in running), default=0)
         return {  # what starts at once lacks what is not simulated, such as levels
@@ -132,9 +133,9 @@ class Forecast:
 
     def _simulated(
         self, running: Sequence[tuple[PlanJob, dict[int, int]]], waiting: Sequence[PlanJob],
-        nodes: Nodes,
+        nodes: Nodes, group: str | None = None,
     ) -> dict[str, tuple[int, ...]]:  # fmt: skip
-        """Return percentiles of starts on these nodes."""
+        """Return percentiles of starts on these nodes, with later arrivals of one group or all."""
         urgency = {p: k for k, p in enumerate(sorted({j.priority for j in self.counts.jobs} |
                                                      {j.priority for j in waiting}))}  # fmt: skip
         jobs = [self._job(job, 0, urgency, nodes) for job, _ in running]
@@ -143,14 +144,14 @@ class Forecast:
         stays = [
             Stay(job=job.name, start=0, nodes=at, work=job.elapsed * WORK) for job, at in running
         ]
-        limits = self.quotas if self.honours and len(nodes) > 1 else {}
+        limits = self.quotas if self.honours else {}
         groups = [Group(name, max_slots=gpus) for name, gpus in limits.items()]
         pooled: dict[str, list[int]] = {job.name: [] for job in waiting}
         samples = -(-self.draws["samples"] // len(self.later))
         for k, arrivals in enumerate(self.later):
             later = [
                 self._job(job, now + max(1, job.submit - self.counts.snapshot.now), urgency, nodes)
-                for job in arrivals if job.gpus <= sum(nodes.gpus)
+                for job in arrivals if group in (None, job.group) and job.gpus <= sum(nodes.gpus)
             ]  # fmt: skip
             draws = self.draws | {"samples": samples, "seed": self.draws["seed"] + k}
             ranks = [100 * (i + 0.5) / samples for i in range(samples)]  # all samples
@@ -175,3 +176,12 @@ class Forecast:
             speeds={kind: float(kind == job.type) for kind in {*nodes.types}
                     if job.type is not None and kind},
         )  # fmt: skip
+
+
+def _within(jobs: Sequence[PlanJob], quota: int) -> list[PlanJob]:
+    """Drop GPUs beyond a quota, of jobs that end first: nothing starts when those get free."""
+    sizes, excess = {job.name: job.gpus for job in jobs}, sum(job.gpus for job in jobs) - quota
+    for job in sorted(jobs, key=lambda job: job.time_left):
+        sizes[job.name] -= min(job.gpus, max(0, excess))
+        excess -= job.gpus
+    return [replace(job, gpus=sizes[job.name]) for job in jobs if sizes[job.name]]

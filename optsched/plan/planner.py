@@ -97,9 +97,14 @@ class Planner:
 
     def start(self, job: PlanJob) -> None:
         """Start a request on its former GPUs unless others are faster."""
-        if job.gpus > self.left.get(job.group, job.gpus) or self._obstacle(job):
+        if job.gpus > self.left.get(job.group, job.gpus):
             return
-        options = [*self._former(job), *self._fastest(job)]
+        others = {
+            gpu for one in self.counts.snapshot.waiting for gpu in self.former.get(one.name, ())
+            if one.name != job.name and one.name not in self.started
+        } & {*self.state.free}  # fmt: skip
+        spared = self._fastest(job, self.state.without(others)) if others else []
+        options = [*self._former(job), *spared, *self._fastest(job, self.state)]
         for gpus, value in sorted(options, key=lambda one: -one[1]):
             after = self.state.take(gpus, job.name)
             if not self.chosen or self._together(self.chosen, after).chosen is not None:
@@ -208,10 +213,12 @@ class Planner:
             free[self.state.cluster.hosts[h].type] += count
         return free
 
-    def _fastest(self, job: PlanJob) -> list[tuple[tuple[int, ...], int]]:
+    def _fastest(self, job: PlanJob, state: ClusterState) -> list[tuple[tuple[int, ...], int]]:
         """Return the fastest free GPUs found and their bandwidth; none if they are too slow."""
+        if self._obstacle(job, state):
+            return []
         try:
-            gpus, value, alone = self._best(job, self.state)
+            gpus, value, alone = self._best(job, state)
         except Infeasible:
             return []
         return [(gpus, value)] if alone >= _least(job) else []
@@ -258,6 +265,8 @@ class Planner:
         kind = f" of type {job.type}" if job.type else ""
         free = state.room.tolist()
         fitting = [h for h, host in enumerate(cluster.hosts) if job.type in (None, host.type)]
+        alike = " of one type" if not job.type and len(cluster.types) > 1 else ""
+        joined = f"{alike} in one {cluster.levels[0]}" if len(cluster.fabrics) > 1 else alike
 
         def most(level: int, size: int) -> int:
             cells, total = self.counts.cells(level), defaultdict[int, int](int)
@@ -266,18 +275,19 @@ class Planner:
             return max(total.values(), default=0)
 
         if (known := most(WHOLE, 1)) < job.gpus:
-            return f"needs {job.gpus} GPUs{kind}, {has} {known}"
+            return f"needs {job.gpus} GPUs{kind}, {has} {known}{joined}"
         if job.level != "host" and (pods := most(WHOLE, job.pod)) < job.gpus:
             return (
                 f"needs {job.gpus // job.pod} x {job.pod} GPUs{kind}, each {job.pod} on one host, "
-                f"{has} {pods // job.pod} x {job.pod}"
+                f"{has} {pods // job.pod} x {job.pod}{joined}"
             )
         if job.level is None:
             return ""
         inside = most(self.counts.level(job), 1 if job.level == "host" else job.pod)
         if inside < job.gpus:
             return (
-                f"{job.gpus} GPUs{kind} fit only across several {job.level}s, {has} {inside} in one"
+                f"{job.gpus} GPUs{kind} fit only across several {job.level}s, "
+                f"{has} {inside}{alike} in one"
             )
         return ""
 
@@ -290,7 +300,8 @@ class Planner:
                            f"{job.group} is {quota}")  # fmt: skip
         usable = set(range(snapshot.cluster.n_gpus)) - set(snapshot.state.down)
         empty = ClusterState.with_free(snapshot.cluster, usable)
-        if text := self._obstacle(job, empty, "the cluster has") or self._slow(job, empty):
+        has = f"{'without GPUs that are down ' * bool(snapshot.state.down)}the cluster has"
+        if text := self._obstacle(job, empty, has) or self._slow(job, empty):
             return Verdict(job, why="never", text=text)
         if quota is not None and snapshot.used(job.group) + job.gpus > quota:
             text = (

@@ -57,6 +57,7 @@ class Plan:
     def explain(self) -> list[str]:
         """Describe every verdict in a sentence."""
         written, found = self.snapshot.state.written, []
+        apart = len(self.snapshot.cluster.fabrics) > 1 or () in Counts(self.snapshot).kinds
         for one in self.verdicts:
             if one.gpus:
                 rate = "" if one.bandwidth is None else f", {one.bandwidth:.1f} GB/s"
@@ -66,7 +67,7 @@ class Plan:
             if one.expected is not None:
                 low, likely, high = one.expected
                 when = f"Expected start in {likely:,} s (80 %: {low:,} to {high:,} s)."
-                if one.job.level is not None or one.job.pod > 1:
+                if apart or one.job.level is not None or one.job.pod > 1:
                     when = f"{when[:-1]}, later if hosts and levels matter by then."
             found.append(f"{one.job.name}: {one.text}. {when}")
         return found

@@ -212,6 +212,13 @@ def after_event(snapshot: ClusterSnapshot, event: str) -> ClusterSnapshot:
     return ClusterSnapshot(state, tuple(jobs), snapshot.quotas, snapshot.now)
 
 
+@pytest.mark.parametrize(("quota", "start"), [(5, 100), (3, 200), (1, 400)])
+def test_expected_start_of_a_group_beyond_its_quota(quota: int, start: int) -> None:
+    """The quota was lowered to less than running jobs hold: enough of them have to end."""
+    found = plan(busy(PlanJob(name="w", gpus=1, group="g"), quotas={"g": quota}), sigma=0)
+    assert found.verdicts[0].expected == (start,) * 3
+
+
 @pytest.mark.parametrize("event", ["nothing", "ends", "fails", "urgent"])
 @pytest.mark.parametrize("seed", range(12))
 def test_second_plan(seed: int, event: str) -> None:
@@ -250,6 +257,12 @@ def test_sentences_of_changes() -> None:
         "u is new and starts on n1:1-3 n2:1-3 n3:1-3.",
         "w no longer starts: ahead of it u get the GPUs.",
     ]
+    small = PlanJob(
+        name="s", gpus=3, level="host", priority=1
+    )  # as fast elsewhere: planned starts stay
+    spared = plan(ClusterSnapshot(first.snapshot.state, (*first.snapshot.jobs, small)), sigma=0,
+                  previous=first)  # fmt: skip
+    assert spared.starts["w"] == first.starts["w"] and "s" in spared.starts
     ended = plan(after_event(first.snapshot, "ends"), sigma=0, previous=first)
     texts = [one.text for one in ended.changes]
     assert texts[0] == "a has left n0:0-2." and texts[1].startswith("v starts now on ")

@@ -51,8 +51,10 @@ class MoveModel:
         self.upper: list[int] = []
         self.cost: list[int] = []
         self.rows: list[Row] = []
-        self.evicted = {j: self.variable(1, counts.jobs[j].evict or 0) for j in sorted(evict)}
-        self.moved = {j: self.variable(1, counts.jobs[j].move or 0) for j in sorted(move)}
+        self.evicted = {
+            j: self.variable(1, counts.cost(counts.jobs[j].evict)) for j in sorted(evict)
+        }
+        self.moved = {j: self.variable(1, counts.cost(counts.jobs[j].move)) for j in sorted(move)}
         self.leaves: dict[int, list[tuple[int, int]]] = {}
         self._on: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for j in sorted(self.evicted.keys() | self.moved.keys()):

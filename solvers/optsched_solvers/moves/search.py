@@ -97,7 +97,8 @@ def cheapest(
         low[d] = max(low[d], min(found.bound, first[d] + left_out))
         if left_out == math.inf or low[d] >= best.cost:
             closed = min(closed, low.pop(d))
-    return best._replace(bound=min(closed, best.cost, *low.values()))
+    bound = min(closed, best.cost, *low.values())
+    return best._replace(cost=counts.total(best.cost), bound=counts.total(bound))
 
 
 class _Search:
@@ -149,9 +150,9 @@ class _Search:
         tuple
             The plan, and the least cost of a change that is left out.
         """
-        jobs, near = self.counts.jobs, self.near[d]
-        evict = {j: jobs[j].evict or 0 for j in self.evict - near - self.distant}
-        move = {j: jobs[j].move or 0 for j in self.move - near}
+        jobs, near, priced = self.counts.jobs, self.near[d], self.counts.cost
+        evict = {j: priced(jobs[j].evict) for j in self.evict - near - self.distant}
+        move = {j: priced(jobs[j].move) for j in self.move - near}
         left_out = [cost for cost in (*evict.values(), *move.values()) if cost > width]
         found = self._run(
             d, self.evict - {j for j, cost in evict.items() if cost > width},
@@ -214,7 +215,8 @@ def most_free(
         number.
     """
     cluster = counts.snapshot.cluster
-    most = min(budget, sum(job.move or 0 for job in counts.jobs))
+    most = counts.unit * (budget + 1) - 1
+    most = min(most, sum(counts.cost(job.move) for job in counts.jobs))
     domains = cluster.domains(cluster.level(level))
     inside = {name: [h for h in hosts if counts.capacity[h]] for name, hosts in domains.items()}
     movable = [j for j, job in enumerate(counts.jobs)
@@ -244,4 +246,5 @@ def most_free(
                 if hosts and all(counts.free[h] == counts.capacity[h] for h in hosts)]  # fmt: skip
         return Found(0, 0, Chosen([], {}, {}), Assigned((), {}, [])), free, limit
     free = [name for name, v in emptied.items() if found.values[v]]
-    return found._replace(cost=found.cost + (most + 1) * len(free)), free, limit
+    cost = counts.total(found.cost + (most + 1) * len(free))
+    return found._replace(cost=cost), free, limit
