@@ -5,18 +5,35 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import msgspec
 
+import optsched
+from optsched.bandwidth import BottleneckBandwidth, Dispatcher
+from optsched.bandwidth.models import model_document
+from optsched.bandwidth.placement.document import policy_from_tree
+from optsched.bandwidth.search.dispatcher import PACKING
+from optsched.bandwidth.topology import documents
+from optsched.bandwidth.topology.rates import KILOBYTES
+from optsched.cluster import determined
+from optsched.cluster.determined import document as pools_document
 from optsched.errors import InputError
+from optsched.formats import read_problem
 from optsched.io.strict_json import decode, placed
+from optsched.model.document import from_tree as schedule_from_tree
+from optsched.model.document import write
+from optsched.model.verify import verify
+from optsched.plan import snapshot as snapshot_document
+from optsched.plan.clearing import alternatives
+from optsched.plan.expected import POLICY
+from optsched.plan.starts import plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from optsched.bandwidth import BandwidthModel, ClusterState, Dispatcher
+    from optsched.bandwidth import BandwidthModel, ClusterState
     from optsched.plan import ClusterSnapshot
     from optsched.service.known import Known
 
@@ -36,17 +53,12 @@ PolicyDocument = Annotated[Document, schema_of("subset.Policy")]
 ScheduleDocument = Annotated[Document, schema_of("schedule")]
 SnapshotDocument = Annotated[Document, schema_of("snapshot")]
 
-_KEPT: Final = 16
-"""Dispatchers in memory, by cluster and rules."""
-
 
 class Query(NamedTuple):
     """A kind of request.
 
     Parameters
     ----------
-    text
-        What it does, a line.
     body, result
         Structs of request and answer, or names of documents, for schemas.
     answer
@@ -57,12 +69,17 @@ class Query(NamedTuple):
         Whether small requests take less than some milliseconds.
     """
 
-    text: str
     body: Any
     result: Any
     answer: Callable[..., Any]
     example: Document
     quick: bool = False
+
+    @property
+    def text(self) -> str:
+        """What it does, a line."""
+        found = self.answer if isinstance(self.body, str) else self.body
+        return (found.__doc__ or "").partition("\n")[0]
 
     @property
     def on_cluster(self) -> bool:
@@ -125,12 +142,7 @@ class Chosen(Answer, kw_only=True):
     assumed: tuple[str, ...] = ()
 
 
-_CACHE: OrderedDict[bytes, Dispatcher] = OrderedDict()
-
-
 def _choose(body: Choose, known: Known | None) -> Chosen:
-    from optsched.bandwidth.topology.rates import KILOBYTES
-
     chooser, state = _dispatcher(body, known)
     if body.best is not None and body.explain:
         raise InputError("explain: expected false with best, got true")
@@ -164,8 +176,6 @@ class Ganged(Answer, kw_only=True):
 
 
 def _gang(body: Gang, known: Known | None) -> Ganged:
-    from optsched.bandwidth.topology.rates import KILOBYTES
-
     chooser, state = _dispatcher(body, known)
     found = chooser.gang(state, body.jobs, body.deadline)
     rows = {name: Choice(state.written(one.gpus), one.value / KILOBYTES)
@@ -177,7 +187,7 @@ class Scores(OnCluster, kw_only=True):
     """Score every host for a request of so many GPUs."""
 
     gpus: int
-    packing: float | None = None
+    packing: float = PACKING
     """Weight of hosts in use, 0 to 1."""
 
 
@@ -188,11 +198,8 @@ class Scored(Answer, kw_only=True):
 
 
 def _scores(body: Scores, known: Known | None) -> Scored:
-    from optsched.bandwidth.search.dispatcher import PACKING
-
     chooser, state = _dispatcher(body, known)
-    weight = PACKING if body.packing is None else body.packing
-    return Scored(scores=chooser.scores(state, body.gpus, body.deadline, weight))
+    return Scored(scores=chooser.scores(state, body.gpus, body.deadline, body.packing))
 
 
 class WhatIf(OnCluster, kw_only=True):
@@ -217,8 +224,6 @@ class Compared(Answer, kw_only=True):
 
 
 def _what_if(body: WhatIf, known: Known | None) -> Compared:
-    from optsched.bandwidth.topology.rates import KILOBYTES
-
     def rate(value: int | None) -> float | None:
         return None if value is None else value / KILOBYTES
 
@@ -234,39 +239,27 @@ def _what_if(body: WhatIf, known: Known | None) -> Compared:
 
 def _dispatcher(body: OnCluster, known: Known | None) -> tuple[Dispatcher, ClusterState]:
     """Return the dispatcher of a body and the state: of a cluster in memory, or of the body."""
-    if known is None:
-        return _kept(body)
-    if not (body.state is body.cluster is body.model is None):
-        raise InputError("cluster: expected state, cluster and model together, or none of them")
-    return known.dispatcher(body.policy, body.traffic), known.status.state
-
-
-def _kept(body: OnCluster) -> tuple[Dispatcher, ClusterState]:
-    """Return the dispatcher of a body, kept in memory by its cluster and rules, and the state."""
-    from optsched.bandwidth import Dispatcher
-    from optsched.bandwidth.placement.document import policy_from_tree
-    from optsched.bandwidth.topology import documents
-
+    if known is not None:
+        if not (body.state is body.cluster is body.model is None):
+            raise InputError("cluster: expected state, cluster and model together, or none of them")
+        return known.dispatcher(body.policy, body.traffic), known.status.state
     if body.state is None:
         raise InputError("state: expected an object with it, got nothing")
-    key = msgspec.json.encode((body.cluster, body.model, body.policy, body.traffic))
-    found = _CACHE.pop(key, None)
-    if found is None:
-        model = model_of(body.cluster, body.model)
-        rules = None if body.policy is None else policy_from_tree(body.policy, "policy")
-        found = Dispatcher(model.cluster, model, policy=rules, traffic=body.traffic)  # type: ignore[arg-type]
-    _CACHE[key] = found
-    while len(_CACHE) > _KEPT:
-        _CACHE.popitem(last=False)
+    found = _kept(msgspec.json.encode((body.cluster, body.model, body.policy, body.traffic)))
     return found, documents.state_from_tree(body.state, found.cluster, "state")
+
+
+@lru_cache(maxsize=16)
+def _kept(content: bytes) -> Dispatcher:
+    """Return the dispatcher of a cluster, model, policy and traffic, as JSON."""
+    cluster, model, policy, traffic = msgspec.json.decode(content)
+    known = model_of(cluster, model)
+    rules = None if policy is None else policy_from_tree(policy, "policy")
+    return Dispatcher(known.cluster, known, policy=rules, traffic=traffic)
 
 
 def model_of(cluster: Document | None, model: Document | None) -> BandwidthModel:
     """Return the model of a document, or that of the links and network cards of a cluster."""
-    from optsched.bandwidth import BottleneckBandwidth
-    from optsched.bandwidth.models import model_document
-    from optsched.bandwidth.topology import documents
-
     if (cluster is None) == (model is None):
         raise InputError("cluster: expected either cluster or model")
     if model is not None:
@@ -278,30 +271,25 @@ def snapshot_of(
     tree: Document | None, model: Document | None, place: str = ""
 ) -> tuple[ClusterSnapshot, BandwidthModel | None]:
     """Return a snapshot and the model of its cluster, if there is one."""
-    from optsched.bandwidth.models import model_document
-    from optsched.plan import snapshot
-
     if tree is None:
         raise InputError("snapshot: expected an object with it, got nothing")
-    found = snapshot.from_tree(tree, f"{place}snapshot")
+    found = snapshot_document.from_tree(tree, f"{place}snapshot")
     if model is None:
         return found, None
     return found, model_document.from_tree(model, f"{place}model", found.cluster)
 
 
 def _decide(tree: Any) -> Any:
-    """Answer a document ``optsched.decide/1`` by ``optsched.decision/1``."""
-    from optsched.cluster.determined import decide, document
-
-    pools, given = document.from_tree(tree, "body")
-    return document.answer_of(pools, decide(pools), given)
+    """Decide as Determined's schedulers or Kubernetes do."""
+    pools, given = pools_document.from_tree(tree, "body")
+    return pools_document.answer_of(pools, determined.decide(pools), given)
 
 
 class Solve(Body, kw_only=True):
-    """Solve an instance."""
+    """Solve a job shop, job array, quota plan or GPU placement."""
 
     problem: Document
-    """A job shop, job array, quota plan, GPU placement, or a schedule without starts."""
+    """An instance, or a schedule without starts."""
     solver: str = "auto"
     objective: str | None = None
     time_limit: Seconds = 10.0
@@ -328,22 +316,16 @@ class Solved(Answer, kw_only=True):
 
 
 def _solve(body: Solve) -> Solved:
-    import optsched
-    from optsched.model.document import from_tree
-
     problem = _problem(body.problem, body.objective)
-    start = None if body.warm_start is None else from_tree(body.warm_start, "warm_start")
+    start = body.warm_start and schedule_from_tree(body.warm_start, "warm_start")
     found = optsched.solve(
         problem, body.solver, time_limit=body.time_limit, iterations=body.iterations,
         target=body.target, workers=body.workers, seed=body.seed, options=body.options,
         warm_start=start,
     )  # fmt: skip
-    return Solved(
-        status=found.status, objective=found.objective, gap=found.gap,
-        lower_bound=found.lower_bound, seconds=found.seconds, solver=found.solver,
-        reason=found.reason, missing=found.missing,
-        schedule=None if found.schedule is None else _document(found.schedule),
-    )  # fmt: skip
+    answer = msgspec.convert(found, Solved, from_attributes=True)
+    answer.schedule = None if found.schedule is None else _document(found.schedule)
+    return answer
 
 
 class Verify(Body, kw_only=True):
@@ -371,18 +353,15 @@ class Verified(Answer, kw_only=True):
 
 
 def _verify(body: Verify) -> Verified:
-    from optsched.model.document import from_tree
-    from optsched.model.verify import verify as violations
-
-    schedule = from_tree(body.schedule, "schedule")
+    schedule = schedule_from_tree(body.schedule, "schedule")
     problem = None
     if body.problem is not None:
         problem = _problem(body.problem, body.objective)
     elif body.objective is not None:
         raise InputError("objective: expected a problem with it")
     with placed("schedule: "):
-        found = violations(schedule, problem)
-    rows = [Violated(one.kind, one.message) for one in found[:100]]
+        found = verify(schedule, problem)
+    rows = msgspec.convert(found[:100], list[Violated], from_attributes=True)
     return Verified(valid=not found, count=len(found), violations=rows)
 
 
@@ -397,7 +376,7 @@ class OnSnapshot(Body, kw_only=True):
 class Plan(OnSnapshot, kw_only=True):
     """Decide what starts now, and predict when the other requests start."""
 
-    policy: str | None = None
+    policy: str = POLICY
     """Of expected starts, such as ``fifo:backfill=first_fit``."""
     sigma: float = 0.5
     samples: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
@@ -418,12 +397,9 @@ class Planned(Answer, kw_only=True):
 
 
 def _plan(body: Plan, known: Known | None) -> Planned:
-    from optsched.plan.expected import POLICY
-    from optsched.plan.starts import plan as plan_snapshot
-
     snapshot, model = _snapshot(body, known)
-    found = plan_snapshot(
-        snapshot, model=model, policy=body.policy or POLICY, sigma=body.sigma,
+    found = plan(
+        snapshot, model=model, policy=body.policy, sigma=body.sigma,
         samples=body.samples, seed=body.seed,
     )  # fmt: skip
     schedule = found.schedule
@@ -464,8 +440,6 @@ class Cleared(Answer, kw_only=True):
 
 
 def _clear(body: Clear, known: Known | None) -> Cleared:
-    from optsched.plan.clearing import alternatives
-
     snapshot, model = _snapshot(body, known)
     limit = body.time_limit / body.best
     found = alternatives(snapshot, body.request, body.best, model=model, time_limit=limit)
@@ -480,11 +454,9 @@ def _clear(body: Clear, known: Known | None) -> Cleared:
 
 def _problem(tree: Document, objective: str | None) -> Any:
     """Read an instance; no files of this machine."""
-    from optsched.formats.read_problem import from_tree
-
     if isinstance(model := tree.get("model"), dict) and "file" in model:
         raise InputError("problem.model: expected a document, got the name of a file")
-    problem = from_tree(tree, "problem")
+    problem = read_problem.from_tree(tree, "problem")
     if objective is None:
         return problem
     if not hasattr(problem, "with_objective"):
@@ -503,8 +475,6 @@ def _snapshot(
 
 
 def _document(schedule: Any) -> msgspec.Raw:
-    from optsched.model.document import write
-
     return msgspec.Raw(write(schedule))
 
 
@@ -539,24 +509,16 @@ _POOL: Final = {
 }  # fmt: skip
 
 QUERIES: Final = {
-    "choose": Query("Choose the free GPUs with the highest bandwidth.", Choose, Chosen, _choose,
-                    _NOW, quick=True),
-    "gang": Query("Choose GPUs for several jobs that start together.", Gang, Ganged, _gang,
-                  _ON | {"jobs": {"c": 1, "d": 2}}),
-    "scores": Query("Score every host for a request.", Scores, Scored, _scores, _NOW, quick=True),
-    "what_if": Query("Compare a choice of GPUs with the best one.", WhatIf, Compared, _what_if,
-                     _ON | {"gpus": "n0:2 n1:2"}, quick=True),
-    "decide": Query("Decide as Determined's schedulers or Kubernetes do.", "decide", "decision",
-                    _decide, _POOL, quick=True),
-    "verify": Query("Check a schedule independently of every solver.", Verify, Verified, _verify,
-                    {"schedule": _SCHEDULE}, quick=True),
-    "solve": Query("Solve a job shop, job array, quota plan or GPU placement.", Solve, Solved,
-                   _solve, {"problem": _SHOP, "time_limit": 1}),
-    "plan": Query("Decide what starts now and when the others do.", Plan, Planned, _plan,
-                  {"snapshot": _SNAPSHOT}),
-    "clear": Query("Find the cheapest evictions and moves that make space for a request.", Clear,
-                   Cleared, _clear, {"snapshot": _SNAPSHOT, "request": "c"}),
-}  # fmt: skip
+    "choose": Query(Choose, Chosen, _choose, _NOW, quick=True),
+    "gang": Query(Gang, Ganged, _gang, _ON | {"jobs": {"c": 1, "d": 2}}),
+    "scores": Query(Scores, Scored, _scores, _NOW, quick=True),
+    "what_if": Query(WhatIf, Compared, _what_if, _ON | {"gpus": "n0:2 n1:2"}, quick=True),
+    "decide": Query("decide", "decision", _decide, _POOL, quick=True),
+    "verify": Query(Verify, Verified, _verify, {"schedule": _SCHEDULE}, quick=True),
+    "solve": Query(Solve, Solved, _solve, {"problem": _SHOP, "time_limit": 1}),
+    "plan": Query(Plan, Planned, _plan, {"snapshot": _SNAPSHOT}),
+    "clear": Query(Clear, Cleared, _clear, {"snapshot": _SNAPSHOT, "request": "c"}),
+}
 """Every query by its name."""
 
 PATHS: Final = {name: f"/v1/{name.replace('_', '-')}" for name in QUERIES}

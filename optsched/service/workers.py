@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
 _PAUSE: Final = 60.0
 """Seconds until all idle workers are used: after five minutes without use one would be stopped."""
 
-DISCONNECTED: Final = Reply(499, b"")
-"""Reply to a client that has disconnected."""
-
 
 class Workers:
     """A fixed number of processes that answer one request each at a time."""
@@ -35,14 +33,16 @@ class Workers:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
         self._slots = anyio.Semaphore(settings.workers)
-        self._free = anyio.CapacityLimiter(math.inf)
+        self._call = partial(
+            to_process.run_sync, cancellable=True, limiter=anyio.CapacityLimiter(math.inf)
+        )
         self._queued = 0
 
     async def keep(self, group: TaskGroup) -> None:
         """Start all workers, and keep them as long as the group lives."""
         self._group = group
         await self._use_all()
-        group.start_soon(self._look)
+        group.start_soon(self._again)
 
     async def run(self, receive: Receive, call: Callable[..., Reply], *args: Any) -> Reply:
         """Call a function of a module in a worker.
@@ -52,7 +52,7 @@ class Workers:
         if self._slots.value < 1 and self._queued >= self._settings.queue:
             text = "expected a free worker, all are busy and the queue is full; try later"
             return refusal(503, "workers", self._queued, text)
-        reply = DISCONNECTED
+        reply = Reply(499, b"")  # to a client that has disconnected
         async with anyio.create_task_group() as group:
 
             async def watch() -> None:
@@ -101,9 +101,6 @@ class Workers:
                 self._slots.release()
         return reply
 
-    async def _call(self, call: Callable[..., Any], *args: Any) -> Any:
-        return await to_process.run_sync(call, *args, cancellable=True, limiter=self._free)
-
     async def _use(self) -> None:
         """Warm up a worker, a new one if none is idle, and release the slot."""
         while True:
@@ -122,24 +119,18 @@ class Workers:
                 self._slots.acquire_nowait()
                 group.start_soon(self._use)
 
-    async def _look(self) -> None:
+    async def _again(self) -> None:
         while True:
             await anyio.sleep(_PAUSE)
             await self._use_all()
 
 
-_is_warm = False
-
-
+@cache
 def warm() -> None:
     """Load the kernels of all queries; signals to the group do not end this process."""
-    global _is_warm
-    if _is_warm:
-        return
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, signal.SIG_IGN)
     warm_up()
-    _is_warm = True
 
 
 def warm_up(quick: bool = False) -> None:
