@@ -24,12 +24,16 @@ def plan(
     snapshot: Annotated[Path, argument("optsched.snapshot/1; - reads stdin.")],
     output: options.OptionalOutput = None,
     clear: Annotated[str | None, option("Waiting request to make space for.")] = None,
-    best: Annotated[int, option("Number of cheapest plans of --clear.")] = 1,
+    best: Annotated[int | None, option("Number of cheapest plans of --clear [default: 1].")] = None,
     defragment: Annotated[int | None, option("Most cost of moves that free hosts.")] = None,
-    level: Annotated[str, option("Level of the domains to free.")] = "host",
+    level: Annotated[
+        str | None, option("Level of the domains to free by --defragment [default: host].")
+    ] = None,
     model: Annotated[Path | None, option("Bandwidths: optsched.bandwidth/1.")] = None,
     policy: Annotated[str | None, option("Of expected starts, NAME:KEY=VALUE.")] = None,
-    spread: Annotated[float, option("Sigma of true over expected durations.")] = 0.5,
+    spread: Annotated[
+        float | None, option("Sigma of true over expected durations [default: 0.5].")
+    ] = None,
     history: Annotated[
         Path | None, option("Trace of past jobs: their durations, not --spread, and arrivals.")
     ] = None,
@@ -42,7 +46,7 @@ def plan(
         bool, option("SNAPSHOT is kubectl get nodes,pods -A -o json.", "--kubernetes")
     ] = False,
     cluster: Annotated[Path | None, option("optsched.cluster/1, for these two.")] = None,
-    now: Annotated[int, option("Their time, seconds since 1970.")] = 0,
+    now: Annotated[int | None, option("Their time, seconds since 1970 [default: 0].")] = None,
     save: Annotated[Path | None, option("Write the snapshot here.")] = None,
     previous: Annotated[
         Path | None, option("Former plan: what can keep GPUs and orders does.")
@@ -72,14 +76,22 @@ def plan(
     from optsched.solving.fan_out import Engine
 
     check_outputs([output, save], [snapshot, slurm, model, cluster, previous, history])
-    if train is not None and (as_json or clear is not None or defragment is not None):
-        raise InputError("train: expected without --json, --clear and --defragment")
-    given = _snapshot(snapshot, slurm, kubernetes, cluster, now)
+    moves = clear is not None or defragment is not None
+    starts = {"policy": policy, "spread": spread, "previous": previous, "train": train,
+              "history": history}  # fmt: skip
+    _only({"best": best}, clear is not None, "with --clear")
+    _only({"level": level}, defragment is not None, "with --defragment")
+    _only(starts, not moves, "without --clear and --defragment")
+    _only({"spread": spread}, history is None, "without --history")
+    _only({"train": train}, not as_json, "without --json")
+    _only({"cluster": cluster, "now": now}, slurm is not None or kubernetes,
+          "with --slurm or --kubernetes")  # fmt: skip
+    given = _snapshot(snapshot, slurm, kubernetes, cluster, now or 0)
     known = None if model is None else read_model(model)
     wrote(save, given.write, quiet=as_json)
-    if clear is not None or defragment is not None:
+    if moves:
         limits = {"model": known, "time_limit": time_limit}
-        plans = _moves(given, clear, best, defragment, level, limits)
+        plans = _moves(given, clear, 1 if best is None else best, defragment, level, limits)
         if as_json:
             print(json.dumps([_document(one) for one in plans]))
         for i, one in enumerate(() if as_json else plans):
@@ -89,7 +101,8 @@ def plan(
     before = None if previous is None else Schedule.read(previous)
     past = None if history is None else past_jobs(read_trace(history, ignore_columns=True), given)
     found = plan_snapshot(
-        given, model=known, policy=policy or POLICY, previous=before, sigma=spread, seed=seed,
+        given, model=known, policy=POLICY if policy is None else policy, previous=before,
+        sigma=0.5 if spread is None else spread, seed=seed,
         factors=past and past.factors, later=past.arrivals if past else (),
         parallel=Engine(engine, jobs),
     )  # fmt: skip
@@ -104,20 +117,35 @@ def plan(
     lines += explain_arrays(schedule, before)
     lines += [one.text for one in found.changes if one.job not in arrays]
     print(json.dumps(dict(schedule.provenance)) if as_json else "\n".join(lines))
+    if train is not None:
+        _check_train(schedule, train)
     wrote(output, schedule.write, quiet=as_json)
     if train is not None:
         _train(schedule, train)
 
 
-def _train(schedule: Schedule, folder: Path) -> None:
-    """Draw and train the job arrays of a plan."""
+def _only(given: dict[str, object], possible: bool, where: str) -> None:
+    """Refuse options that would have no effect."""
+    for name, value in given.items():
+        if value is not None and not possible:
+            raise InputError(f"{name}: expected only {where}")
+
+
+def _check_train(schedule: Schedule, folder: Path) -> None:
+    """Refuse what cannot be trained before anything is written."""
     from optsched.arraypipe.commands import check_folder, need_torch
-    from optsched.arraypipe.from_plan import check_trainable, train
-    from optsched.plots import html
+    from optsched.arraypipe.from_plan import check_trainable
 
     check_trainable(schedule)
     check_folder(folder)
     need_torch()
+
+
+def _train(schedule: Schedule, folder: Path) -> None:
+    """Draw and train the job arrays of a plan."""
+    from optsched.arraypipe.from_plan import train
+    from optsched.plots import html
+
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.schedule.json"
     wrote(path, schedule.write)
@@ -144,14 +172,14 @@ def _with_instances(tree: Any, folder: Path) -> Any:
 
 
 def _moves(
-    given: ClusterSnapshot, clear: str | None, best: int, budget: int | None, level: str,
+    given: ClusterSnapshot, clear: str | None, best: int, budget: int | None, level: str | None,
     limits: dict[str, Any],
 ) -> list[MovePlan]:  # fmt: skip
     """Return plans of evictions and moves, the best first."""
     from optsched.plan.clearing import alternatives, defragment
 
     if clear is None:
-        return [defragment(given, budget or 0, level=level, **limits)]
+        return [defragment(given, budget or 0, level="host" if level is None else level, **limits)]
     if budget is not None:
         raise InputError("clear, defragment: expected one of them")
     plans = alternatives(given, clear, best, **limits)

@@ -382,8 +382,11 @@ def test_command(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
     assert ClusterState.read(tmp_path / "after.json", leaves()).job("w")
     done = run("plan", "s.json", "--defragment", "5", "--json")
     assert json.loads(done.out)[0]["status"] == "optimal"
-    assert run("plan", "s.json", "--clear", "a").code == 2
-    assert run("plan", "s.json", "--clear", "w", "--defragment", "1").code == 2
+    assert run("plan", "s.json", "--clear", "w", "--time", "1e30").code == 0
+    for line in ("--clear a", "--clear w --defragment 1", "--clear w --level leaf", "--best 2",
+                 "--clear w --policy fifo", "--train t -o q.json", "--now 5"):  # fmt: skip
+        assert run("plan", "s.json", *line.split()).code == 2, line
+    assert not (tmp_path / "q.json").exists()
     (tmp_path / "nodes.txt").write_text(SLURM_NODES)
     (tmp_path / "jobs.json").write_text(json.dumps(SLURM_JOBS))
     synthetic.cluster("nvswitch", 2).write(tmp_path / "c.json")

@@ -22,6 +22,10 @@ _OFF: Final = (
 """Parts of HiGHS that cost two fifths of the time here, most of it where no solution exists."""
 
 
+_LONGEST: Final = 1e8
+"""Seconds that every type of durations holds."""
+
+
 class Row(NamedTuple):
     """One linear constraint; variables are distinct."""
 
@@ -79,7 +83,7 @@ def minimize(
         matrix.coefficients.extend(a for _, a in cells)
     model = mathopt.Model.from_model_proto(proto)
     limits = mathopt.SolveParameters(
-        time_limit=datetime.timedelta(seconds=max(seconds, 0.01)),
+        time_limit=datetime.timedelta(seconds=min(max(seconds, 0.01), _LONGEST)),
         relative_gap_tolerance=0.0,
         absolute_gap_tolerance=0.999,  # costs are integers
     )
