@@ -30,11 +30,11 @@ def _run() -> int:
     )
 
     try:
-        from optsched.cli.app import app
+        from optsched.cli.app import run
 
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: say(f"warning: {message}")
-            app(prog_name="optsched")
+            return run()
     except SystemExit as done:  # the usual end
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except (InputError, UnsupportedProblem, MissingExtra) as error:
@@ -54,7 +54,6 @@ def _run() -> int:
     except OSError as error:  # files report as an InputError: this is the terminal, or the system
         say(f"failed: {error}")
         return 1
-    return 0
 
 
 def _flushed(code: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 from importlib import import_module
 from keyword import iskeyword
@@ -12,6 +13,8 @@ from typer.core import TyperGroup
 
 from optsched.cli.options import option
 from optsched.errors import InputError
+
+_USAGE_ERROR: Final[type[Any]] = typer.BadParameter.__mro__[1]
 
 
 class Entry(NamedTuple):
@@ -156,3 +159,18 @@ def optsched(
     ] = False,
 ) -> None:
     """Decide what runs where and in which order on a GPU cluster, and run it."""
+
+
+def run() -> int:
+    """Run the command of `sys.argv` and return its exit code; bad usage is an `InputError`."""
+    try:
+        return app(prog_name="optsched", standalone_mode=False) or 0
+    except _USAGE_ERROR as error:
+        path = error.ctx.command_path if error.ctx else "optsched"
+        text = error.format_message()
+        if "\n" in text:  # the help of a group without a command
+            print(text, file=sys.stderr)
+            return 2
+        found = getattr(error.__cause__, "errors", list)()  # of pydantic, with the value
+        got = f", got {found[0]['input']!r:.60}" if found else ""
+        raise InputError(f"{text.rstrip('.')}{got} (see `{path} --help`)") from None

@@ -63,7 +63,8 @@ def elastic(
     from optsched.elastic.runner import run
 
     if join is not None:
-        _join(join, slots, devices, jobs or listen, quiet=quiet)
+        other = jobs or listen or folder or out or metrics or plot or demo * "--demo"
+        _join(join, slots, devices, other, quiet=quiet)
         return
     if demo:
         if jobs is not None:

@@ -112,12 +112,14 @@ def simulate(
     outputs = RunOutputs(out, metrics, plot, tuple(cases), inputs)
     outputs.check(trace, *tables)
     if expected is not None:
-        for label, case in cases.items():
-            found = expected_starts(
+        found = {
+            label: expected_starts(
                 *case[:3], case.settings.pop("start"), sigma=spread, samples=expected,
                 parallel=parallel, **case.settings,
-            )  # fmt: skip
-            _print_expected(label, found, as_json)
+            )
+            for label, case in cases.items()
+        }  # fmt: skip
+        _print_expected(found, as_json)
         return
     runs, failure = _run_all(cases, parallel, quiet=quiet)
     if runs:
@@ -183,20 +185,25 @@ def _start(
     return None
 
 
-def _print_expected(policy: str, found: Mapping[str, ExpectedStart], as_json: bool) -> None:
-    """Print the expected starts of one policy as a table or a JSON object."""
+def _print_expected(found: Mapping[str, Mapping[str, ExpectedStart]], as_json: bool) -> None:
+    """Print the expected starts of every policy as a table, or all as one JSON object."""
     if as_json:
-        rows = {name: {"times": one.times, "why": one.reason and one.reason.why,
-                       "text": one.reason and one.reason.text}
-                for name, one in found.items()}  # fmt: skip
-        print(json.dumps({"policy": policy, "expected": rows}))
+        document = {
+            policy: {name: {"times": one.times, "why": one.reason and one.reason.why,
+                            "text": one.reason and one.reason.text}
+                     for name, one in starts.items()}
+            for policy, starts in found.items()
+        }  # fmt: skip
+        print(json.dumps({"expected": document}))
         return
-    cells = [
-        [name, *(f"{t:,}" for t in one.times), one.reason.text if one.reason else "starts now"]
-        for name, one in found.items()
-    ]
     heads = ("job", "10 %", "50 %", "90 %", "reason")
-    display(f"{policy}: expected starts of {len(found)} waiting jobs", table(heads, cells, (0, 4)))
+    for policy, starts in found.items():
+        cells = [
+            [name, *(f"{t:,}" for t in one.times), one.reason.text if one.reason else "starts now"]
+            for name, one in starts.items()
+        ]
+        title = f"{policy}: expected starts of {len(starts)} waiting jobs"
+        display(title, table(heads, cells, (0, 4)))
 
 
 def _workload(trace: str, nodes: Nodes, seed: int) -> Workload:

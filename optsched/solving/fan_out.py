@@ -108,9 +108,13 @@ def _cluster(name: str, jobs: int) -> Iterator[None]:
             from distributed import Client
 
             address = config.get("scheduler-address", None)
-            local = {"threads_per_worker": 1, "dashboard_address": ":0"}
+            local = {"threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": "ERROR"}
             local |= {"n_workers": jobs} if jobs > 0 else {}
-            with Client(address) if address else Client(**local):  # type: ignore[no-untyped-call]
+            try:
+                client = Client(**({"address": address} if address else local))  # type: ignore[no-untyped-call]
+            except (OSError, ValueError) as error:
+                raise InputError(f"DASK_SCHEDULER_ADDRESS: {address!r:.60}: {error}") from None
+            with client:
                 yield
         else:
             from ray.util.joblib import register_ray  # type: ignore[import-not-found]

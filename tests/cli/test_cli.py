@@ -53,6 +53,25 @@ def test_profiles_are_no_instances(cli: Cli, command: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("solv", "No such command 'solv'. Did you mean 'solve'? (see `optsched --help`)"),
+        ("gpus choise", "(see `optsched gpus --help`)"),
+        ("solve", "Missing argument 'file' (see `optsched solve --help`)"),
+        ("show a b", "unexpected extra argument"),
+        ("solve x --out y", "No such option: --out"),
+        ("solve x --time soon", "'--time': Input should be a valid number"),
+        ("solve x --time soon", ", got 'soon' (see `optsched solve --help`)"),
+        ("solve x -o", "Option '-o' requires an argument"),
+        ("dispatch --gpus 8", "dispatch: now `optsched gpus choose`"),
+    ],
+)
+def test_bad_usage(cli: Cli, words: str, line: str) -> None:
+    """One line, with the command whose help says more."""
+    assert line in cli.refused(*words.split())
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("solve", "shop.txt", "-o"),
@@ -371,7 +390,7 @@ def test_every_help_has_an_example(cli: Cli) -> None:
         assert text.count(f"Example: optsched {path} ") == 1 or path == "warmup", path
 
 
-def test_former_names(cli: Cli) -> None:
+def test_former_names(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is refused in one line by a name that exists."""
     from optsched.cli.app import COMMANDS, GROUPS, RENAMED
 
@@ -380,7 +399,9 @@ def test_former_names(cli: Cli) -> None:
         assert new.partition(" FILE")[0] in {*COMMANDS, *GROUPS, "--version"}
     assert "Did you mean 'simulate'" in cli("cluster", "simulat").err
     assert cli("--version").out.strip() == optsched.__version__
-    assert "complete" in cli("--show-completion", "bash").out
+    for name, value in [("", "complete_bash"), ("WORDS", "optsched gpus topology s"), ("CWORD", 3)]:
+        monkeypatch.setenv(f"COMP_{name}" if name else "_OPTSCHED_COMPLETE", f"{value}")
+    assert cli().out.split() == ["show", "state"]
 
 
 # warmup

@@ -83,6 +83,15 @@ def test_outcomes_are_those_of_one_process() -> None:
             next(fan_out(inverse, [1], wrong))
 
 
+def test_an_address_that_is_none_is_refused() -> None:
+    """The variable and its value are named."""
+    dask = pytest.importorskip("dask")
+    pytest.importorskip("distributed")
+    refused = pytest.raises(InputError, match="DASK_SCHEDULER_ADDRESS: 'nowhere': ")
+    with dask.config.set({"scheduler-address": "nowhere"}), refused:
+        next(fan_out(inverse, [1], Engine("dask", 1)))
+
+
 @pytest.mark.slow
 def test_dask_cluster_gives_the_same_bytes(site: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulations by the processes of a cluster, found by its address."""
