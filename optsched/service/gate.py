@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 _BUCKETS = (.0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60)  # fmt: skip
 
-OPEN: Final = ("/v1/health",)
-"""Paths without a token."""
-
 _QUICK: Final = {PATHS[name]: name for name, query in QUERIES.items() if query.quick}
 
 _HEADERS: Final = {
@@ -42,28 +39,17 @@ class Metrics:
     """Numbers for Prometheus, of one service."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-        self.requests = Counter(
-            "optsched_requests", "Answered requests.", ["path", "status"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "optsched_request_seconds", "Time from the first byte to the answer.", ["path"],
-            buckets=_BUCKETS, registry=self.registry,
-        )  # fmt: skip
-        self.in_flight = Gauge(
-            "optsched_in_flight", "Requests that are being answered.", registry=self.registry
-        )
-        self.queue = Gauge(
-            "optsched_queue", "Requests that have no worker yet.", registry=self.registry
-        )
-        self.workers = Gauge(
-            "optsched_workers_busy", "Workers that compute.", registry=self.registry
-        )
-        self.lost = Counter(
-            "optsched_workers_lost", "Workers that died or were stopped.", ["why"],
-            registry=self.registry,
-        )  # fmt: skip
+        self.registry = found = CollectorRegistry()
+        ProcessCollector(registry=found)
+        self.requests = Counter("optsched_requests", "Answered requests.", ["path", "status"],
+                                registry=found)  # fmt: skip
+        self.seconds = Histogram("optsched_request_seconds", "From the first byte to the answer.",
+                                 ["path"], buckets=_BUCKETS, registry=found)  # fmt: skip
+        self.in_flight = Gauge("optsched_in_flight", "Requests in work.", registry=found)
+        self.queue = Gauge("optsched_queue", "Requests that have no worker yet.", registry=found)
+        self.workers = Gauge("optsched_workers_busy", "Workers that compute.", registry=found)
+        self.lost = Counter("optsched_workers_lost", "Workers that died or were stopped.", ["why"],
+                            registry=found)  # fmt: skip
 
 
 class Gate:
@@ -110,7 +96,8 @@ class Gate:
                 return
             reply, body = read
         name = _QUICK.get(scope["path"]) if scope["method"] == "POST" else None
-        if reply is None and name and self._is_quick(body):
+        is_short = len(body) <= self.settings.quick_body and not _LONG.search(body)
+        if reply is None and name and is_short:
             reply = answer(name, body, self.settings.timeout)
         if reply is not None:
             await response(reply)(scope, receive, send)
@@ -122,12 +109,9 @@ class Gate:
 
         await self.app(scope, replay, send)
 
-    def _is_quick(self, body: bytes) -> bool:
-        return len(body) <= self.settings.quick_body and not _LONG.search(body)
-
     def _refused(self, scope: Scope, headers: dict[bytes, bytes]) -> Reply | None:
         settings = self.settings
-        if self._secret is not None and scope["path"] not in OPEN:
+        if self._secret is not None and scope["path"] != "/v1/health":
             given = _bearer(headers.get(b"authorization", b""))
             if not hmac.compare_digest(given, self._secret):
                 message = "expected the token of this service, as in: Authorization: Bearer TOKEN"

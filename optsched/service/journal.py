@@ -34,12 +34,7 @@ class StorageError(Refused):
 class Journal:
     """An open journal.
 
-    Parameters
-    ----------
-    path
-        The file.
-    size, crc
-        Bytes and checksum of its complete lines; bytes behind them are removed.
+    `size` and `crc` are those of its complete lines; bytes behind them are removed.
     """
 
     def __init__(self, path: Path, size: int, crc: int) -> None:
@@ -57,13 +52,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path) -> tuple[Journal, list[bytes]]:
-        """Open a file and return the contents of its lines; remove an incomplete last line.
-
-        Raises
-        ------
-        InputError
-            The file cannot be read, or is damaged before its last line.
-        """
+        """Open a file and return the contents of its lines; remove an incomplete last line."""
         lines, size, crc = _scan(path)
         return cls(path, size, crc), lines
 
@@ -80,11 +69,8 @@ class Journal:
     def append(self, content: bytes) -> None:
         """Write one line and wait until it is on the disk.
 
-        Raises
-        ------
-        StorageError
-            The line is not accepted. If the process is killed before the next success, the file
-            may have it all the same.
+        If the process is killed after a `StorageError` and before the next success, the file may
+        have the line all the same.
         """
         line, crc = _line(content, self._crc)
         try:

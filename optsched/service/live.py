@@ -9,13 +9,13 @@ import logging
 import re
 import time
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 
 from optsched.errors import InputError
 from optsched.io.strict_json import check_format, format_json, parse, placed
-from optsched.service.answers import Refused
 from optsched.service.changes import Change, Changed, Conflict, Decision
 from optsched.service.journal import Journal, StorageError
 from optsched.service.known import Known, Status
@@ -36,7 +36,6 @@ BATCH: Final = 256
 """Most requests that share one write to the disk."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_used: set[Path] = set()
 _log = logging.getLogger(__name__)
 
 
@@ -96,8 +95,8 @@ class LiveCluster(Known):
         )  # fmt: skip
         found = cls(first, "")
         answer = msgspec.json.encode(Changed(version=0, free=len(found.status.state.free)))
-        first.answers = {request.id: (_digest(request), msgspec.Raw(answer))}
         found._answers = {request.id: (_digest(request), answer)}
+        first.answers = {request.id: (_digest(request), msgspec.Raw(answer))}
         found._journal = Journal.create(path, msgspec.json.encode(first))
         return found
 
@@ -130,13 +129,12 @@ class LiveCluster(Known):
         new: dict[str, tuple[str, bytes]] = {}
         for request in requests:
             try:
-                digest = _digest(request)
-                if (answer := self._known(request.id, digest, new)) is None:
+                digest, answer = self.known(request, new)
+                if answer is None:
                     made = Decision(status, self.model, self.dispatchers).make(request)
                     answer, status = msgspec.json.encode(made.answer), made.status
                     new[request.id] = digest, answer
-                    raw = msgspec.Raw(answer)
-                    records.append(Record(request.id, digest, raw, made.steps))
+                    records.append(Record(request.id, digest, msgspec.Raw(answer), made.steps))
                 answers.append(answer)
             except Exception as error:
                 answers.append(error)
@@ -151,16 +149,16 @@ class LiveCluster(Known):
                 self._rewrite()
         return answers
 
-    def known(self, request: Create) -> bytes | None:
-        """Return the answer to this request, if it has created the cluster."""
-        return self._known(request.id, _digest(request), {})
-
-    def _known(self, key: str, digest: str, new: Mapping[str, tuple[str, bytes]]) -> bytes | None:
-        """Return the answer to an id that is known or among the `new` ones."""
-        found = new.get(key) or self._answers.get(key)
-        if found is not None and found[0] != digest:
-            raise Conflict(f"id: {key!r:.60} is of another request", self.status.version)
-        return None if found is None else found[1]
+    def known(
+        self, request: Change | Create, new: Mapping[str, tuple[str, bytes]] = MappingProxyType({})
+    ) -> tuple[str, bytes | None]:
+        """Return the digest of a request, and its answer if it is known or among the `new` ones."""
+        digest = _digest(request)
+        found = new.get(request.id) or self._answers.get(request.id, (digest, None))
+        if found[0] != digest:
+            text = f"id: {request.id!r:.60} is of another request"
+            raise Conflict(text, self.status.version)
+        return found
 
     def _rewrite(self) -> None:
         """Replace the journal by one of the present state and the latest answers."""
@@ -225,19 +223,15 @@ class Live:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.clusters = folder.resolve(), dict[str, LiveCluster]()
-        used = f"{folder}: another service uses this folder; stop it first"
-        if self.folder in _used:  # the lock keeps out other processes only
-            raise InputError(used)
+        self._creating = asyncio.Lock()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / "lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{folder}: another service uses this folder; stop it first") from None
         except OSError as error:
             raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
-        try:
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(used) from None
-        _used.add(self.folder)
         try:
             for path in self.folder.glob(".optsched-*.tmp"):
                 path.unlink()  # of a process that was killed while it rewrote a journal
@@ -246,7 +240,6 @@ class Live:
         except BaseException:
             self.close()
             raise
-        self._creating = asyncio.Lock()
 
     def find(self, name: str) -> LiveCluster:
         """Return the cluster of a name."""
@@ -264,7 +257,7 @@ class Live:
             )
         async with self._creating:
             if (found := self.clusters.get(name)) is not None:
-                if (answer := found.known(request)) is not None:
+                if (answer := found.known(request)[1]) is not None:
                     return answer
                 raise Conflict(f"name: there is a cluster {name!r} already", found.status.version)
             if len(self.clusters) >= MOST_CLUSTERS:
@@ -274,7 +267,7 @@ class Live:
                 raise InputError(f"name: {path} exists: start the service again to open it")
             found = await asyncio.to_thread(LiveCluster.create, path, request)
             self.clusters[name] = found
-            return found.known(request) or b""
+            return found.known(request)[1] or b""
 
     async def finish(self) -> None:
         """Make all changes that are queued, and close."""
@@ -287,7 +280,6 @@ class Live:
         for one in self.clusters.values():
             one.close()
         self._lock.close()
-        _used.discard(self.folder)
 
 
 def _digest(request: Change | Create) -> str:

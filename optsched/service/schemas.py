@@ -80,7 +80,7 @@ def components() -> dict[str, Any]:
 
 
 def bundle(name: str) -> dict[str, Any]:
-    """Return one schema with all that it refers to, as a document of JSON Schema.
+    """Return one schema, and all others below ``$defs``, as a document of JSON Schema.
 
     Raises
     ------
@@ -92,15 +92,8 @@ def bundle(name: str) -> dict[str, Any]:
         raise InputError(
             f"name: expected one of {', '.join(known)}, got {name!r:.60}{did_you_mean(name, known)}"
         )
-    needed, left = {}, [name]
-    while left:
-        if (one := left.pop()) not in needed:
-            needed[one] = known[one]
-            text = msgspec.json.encode(known[one]).decode()
-            left += re.findall(rf'"{_REF}([^"]+)"', text)
     tree = {"$schema": "https://json-schema.org/draft/2020-12/schema", "$ref": f"#/$defs/{name}",
-            "$defs": needed}  # fmt: skip
-    found: dict[str, Any] = msgspec.json.decode(
-        msgspec.json.encode(tree).decode().replace(_REF, "#/$defs/")
-    )
+            "$defs": known}  # fmt: skip
+    text = msgspec.json.encode(tree).decode().replace(_REF, "#/$defs/")
+    found: dict[str, Any] = msgspec.json.decode(text)
     return found
