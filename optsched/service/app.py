@@ -43,18 +43,11 @@ class Health(msgspec.Struct):
 def create_app(
     settings: Settings | None = None, live: Live | None = None, more: Sequence[Route] = ()
 ) -> FastAPI:
-    """Return the application.
+    """Return the application; its end closes the live clusters.
 
-    Parameters
-    ----------
-    settings
-        Limits and token [default: `Settings`].
-    live
-        Live clusters, which the end of the application closes.
-    more
-        Further endpoints; they find the workers at ``request.app.state.workers``.
+    Further endpoints, `more`, find the workers at ``request.app.state.workers``.
     """
-    known = Settings() if settings is None else settings
+    known = settings or Settings()
     metrics = Metrics()
     workers = Workers(known, metrics)
 
@@ -70,10 +63,10 @@ def create_app(
 
     app = FastAPI(title="optsched", lifespan=lifespan, openapi_url="/v1/openapi.json",
                   redoc_url=None)  # fmt: skip
-    app.state.settings, app.state.workers, app.state.metrics = known, workers, metrics
+    app.state.settings, app.state.workers = known, workers
     app.add_middleware(Gate, settings=known, metrics=metrics)
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
-    routes = [*_routes(), *more]
+    routes = [*_routes(known, workers, metrics), *more]
     if live is not None:
         routes += [*live_routes(live), *extender.routes(live)]
     for one in routes:
@@ -83,41 +76,32 @@ def create_app(
     return app
 
 
-def _routes() -> list[Route]:
+def _routes(settings: Settings, workers: Workers, metrics: Metrics) -> list[Route]:
     """Return the endpoints of every service."""
-    found = [
-        Route("POST", PATHS[name], query.text, query.body, query.result, _query(name), (409,),
-              query.example) for name, query in QUERIES.items()
-    ]  # fmt: skip
+
+    def query(name: str) -> Callable[[Request, bytes], Awaitable[Reply]]:
+        async def call(request: Request, data: bytes) -> Reply:
+            return await workers.run(request.receive, answer, name, data, settings.timeout)
+
+        return call
+
+    async def health(_: Request, data: bytes) -> Health:
+        return Health("ok", __version__, settings.workers)
+
+    async def numbers(_: Request, data: bytes) -> Reply:
+        return Reply(200, generate_latest(metrics.registry), CONTENT_TYPE_LATEST)
+
+    async def schema(request: Request, _: bytes) -> dict[str, Any]:
+        return bundle(request.path_params["name"])
+
     return [
-        *found,
-        Route("GET", "/v1/health", "Whether the service answers.", None, Health, _health),
-        Route("GET", "/v1/metrics", "Numbers for Prometheus.", None, dict, _metrics),
+        *(Route("POST", PATHS[name], one.text, one.body, one.result, query(name), (409,),
+                one.example) for name, one in QUERIES.items()),
+        Route("GET", "/v1/health", "Whether the service answers.", None, Health, health),
+        Route("GET", "/v1/metrics", "Numbers for Prometheus.", None, dict, numbers),
         Route("GET", "/v1/schemas/{name}", "JSON Schema of a document or a message.", None, dict,
-              _schema),
+              schema),
     ]  # fmt: skip
-
-
-def _query(name: str) -> Callable[[Request, bytes], Awaitable[Reply]]:
-    """Return the endpoint of a query that a worker answers."""
-
-    async def call(request: Request, data: bytes) -> Reply:
-        state = request.app.state
-        return await state.workers.run(request.receive, answer, name, data, state.settings.timeout)  # type: ignore[no-any-return]
-
-    return call
-
-
-async def _health(request: Request, _: bytes) -> Health:
-    return Health("ok", __version__, request.app.state.settings.workers)
-
-
-async def _metrics(request: Request, _: bytes) -> Reply:
-    return Reply(200, generate_latest(request.app.state.metrics.registry), CONTENT_TYPE_LATEST)
-
-
-async def _schema(request: Request, _: bytes) -> dict[str, Any]:
-    return bundle(request.path_params["name"])
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
@@ -134,16 +118,13 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 def serve(settings: Settings, live: Live | None = None) -> int:
     """Serve until SIGTERM or SIGINT, finish what is in flight, and return the exit code."""
-    host = settings.host
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    host, port = settings.host, settings.port
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((host, settings.port))
+        bound.bind((host, port))
     except OSError as error:
-        raise InputError(
-            f"host, port: {host}:{settings.port} cannot be used ({error.strerror})"
-        ) from None
+        raise InputError(f"host, port: {host}:{port} cannot be used ({error.strerror})") from None
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: None)  # the server raises them once more when it has ended
     config = uvicorn.Config(

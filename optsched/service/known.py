@@ -89,12 +89,8 @@ class Status(NamedTuple):
 class Known:
     """A cluster in memory that requests are about.
 
-    Parameters
-    ----------
-    snapshot
-        Right at the Unix time `now`, by default at this moment.
-    model
-        Of its bandwidths [default: of its links and network cards].
+    The snapshot is right at the Unix time `now`, by default at this moment; the default model is
+    that of links and network cards.
     """
 
     def __init__(

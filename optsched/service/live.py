@@ -16,6 +16,7 @@ import msgspec
 
 from optsched.errors import InputError
 from optsched.io.strict_json import check_format, format_json, parse, placed
+from optsched.service.answers import Refused
 from optsched.service.changes import Change, Changed, Conflict, Decision
 from optsched.service.journal import Journal, StorageError
 from optsched.service.known import Known, Status
