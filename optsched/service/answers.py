@@ -146,6 +146,8 @@ def refused(error: Exception, data: bytes = b"", name: str | None = "") -> Reply
         left = left[match.end() :]
     field = ".".join(places).replace(".[", "[") or "body"
     status = 409 if isinstance(error, Infeasible) else 400
+    if not message.isprintable():  # names in a body may hold anything
+        message = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in message)
     if name is not None and "expected" not in message and status == 400:
         message += f"; see /v1/schemas/{name}" if name else "; see /docs"
     return refusal(status, field, _value(message, field, data), message)
@@ -168,5 +170,5 @@ def _value(message: str, field: str, data: bytes) -> Any:
         try:
             node = node[int(index)] if index else node[key]
         except (KeyError, IndexError, TypeError):
-            return None
+            break
     return node if isinstance(node, (str, int, float)) and len(str(node)) <= 60 else None

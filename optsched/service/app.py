@@ -109,7 +109,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     path, method = request.url.path, request.method
     fault = ("path", path[:60], f"expected one of the paths on /docs, got {path!r:.60}")
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("allow", "another method")
+        allowed = (error.headers or {}).get("Allow", "another method")
         fault = ("method", method, f"expected {allowed}, got {method}")
     found = response(refusal(error.status_code, *fault))
     found.headers.update(error.headers or {})

@@ -10,7 +10,7 @@ import msgspec
 
 from optsched.bandwidth.topology.rates import kilobytes
 from optsched.errors import Infeasible, InputError
-from optsched.io.strict_json import MAX_INTEGER
+from optsched.io.strict_json import MAX_INTEGER, shortened
 from optsched.plan.snapshot import ClusterSnapshot, PlanJob
 from optsched.plan.starts import start_one
 from optsched.service.answers import Refused
@@ -110,9 +110,16 @@ class Decision:
         if change.fail:
             self.answer.hit = self.status.state.jobs_on(change.fail)
             self._do("fail", change.fail)
-        for name in change.give:
-            waits = name in self.status.jobs and name not in self.status.running
-            self._do("withdraw" if waits else "give", name)
+        for i, name in enumerate(change.give):
+            if name in self.status.running:
+                self._do("give", name)
+            elif name in self.status.jobs:
+                self._do("withdraw", name)
+            else:
+                known = shortened([*(self.status.running | self.status.jobs)]) or "none"
+                raise InputError(
+                    f"give[{i}]: expected a job, got {name!r:.60}; known: {known:.200}"
+                )
         for job in change.submit:
             self._submit(job, change.place)
         demands = {name: kilobytes(f"demand.{name}", rate) for name, rate in change.demand.items()}
@@ -149,9 +156,9 @@ class Decision:
 
     def _waiting(self, name: str) -> PlanJob:
         if name in self.status.running:
-            raise InputError(f"start: {name!r:.60} runs already")
+            raise InputError(f"start: expected a waiting job, got {name!r:.60} (it runs already)")
         if name not in self.status.jobs:
-            raise InputError(f"start: no job {name!r:.60} is waiting; submit it first")
+            raise InputError(f"start: expected a waiting job, got {name!r:.60} (submit it first)")
         return self.status.jobs[name][0]
 
     def _place(self, given: Mapping[str, str], demands: dict[str, int]) -> None:

@@ -116,7 +116,7 @@ class Gate:
             if not hmac.compare_digest(given, self._secret):
                 message = "expected the token of this service, as in: Authorization: Bearer TOKEN"
                 return refusal(401, "authorization", None, message)
-        host = headers.get(b"host", b"localhost").decode("latin-1")
+        host = headers.get(b"host", b"localhost").decode("latin-1").lower()
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         name = name.strip("[]")
         if self._secret is None and not is_loopback(name):

@@ -32,7 +32,7 @@ DOCUMENTS: Final = {
 _PARTS: Final = {
     "bandwidth": {"cluster": "cluster"},
     "snapshot": {"cluster": "cluster", "state": "state"},
-    "subset": {"state": "state", "model": "bandwidth"},
+    "subset": {"state": "state"},
 }
 """Members of documents that are documents."""
 
@@ -68,6 +68,8 @@ def components() -> dict[str, Any]:
             made[name]["properties"][member] = reference(other)
         made[name]["title"] = f"optsched.{name}/1"
         found |= made
+    file = {"type": "object", "required": ["file", "sha256"]}  # beside a document that is a file
+    found["subset"]["properties"]["model"] = {"anyOf": [reference("bandwidth"), file]}
     pool, state = found["decide"], found.pop("decide.State")
     pool |= {"properties": pool["properties"] | state["properties"], "required": ["format"]}
     del pool["properties"]["state"]  # its members are those of the document

@@ -38,8 +38,14 @@ BAD = {
     ),
     '{"do": "scores", "gpus": 0}': ("gpus", "gpus: expected an integer in 1.."),
     '{"do": "plan", "model": {}}': ("snapshot", "snapshot and model together"),
-    '{"do": "change", "give": ["nobody"]}': ("job", "there is no job 'nobody'; running: a, b"),
-    '{"do": "change", "place": {"c": "n04:0"}}': ("start", "no job 'c' is waiting; submit it"),
+    '{"do": "change", "give": ["nobody"]}': (
+        "give[0]",
+        "expected a job, got 'nobody'; known: a, b",
+    ),
+    '{"do": "change", "place": {"c": "n04:0"}}': (
+        "start",
+        "expected a waiting job, got 'c' (submit it",
+    ),
     '{"do": "change", "submit": [{"name": "c", "gpus": 1}], "place": {"c": "n04:0"}}': (
         "gpus",
         "GPU n04/0 is not free",
