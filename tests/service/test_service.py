@@ -7,6 +7,7 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonschema_rs
@@ -24,7 +25,6 @@ from optsched.service.settings import Settings, is_loopback, read_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from starlette.requests import Request
 
@@ -290,3 +290,8 @@ def test_schemas_are_complete_and_accept_the_examples() -> None:
         assert {"200", "400", "409", "413", "503"} <= described["responses"].keys()
     for name in DOCUMENTS:
         assert client().get(f"/v1/schemas/{name}").json() == bundle(name)
+    folder = Path(__file__).parents[2] / "instances"
+    for path in (*folder.glob("*/*-2.*.json"), *folder.glob("determined/*.json")):
+        document = json.loads(path.read_text())
+        if (name := document["format"].split(".")[1].partition("/")[0]) in DOCUMENTS:
+            assert jsonschema_rs.is_valid(bundle(name), document), path
