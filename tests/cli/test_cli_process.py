@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from typing import Any
 
 import pytest
 from program import PATIENCE, PROGRAM, Cli, start
@@ -61,26 +59,6 @@ main()
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ran.returncode, ran.stdout) == (130, "")
     assert "Traceback" not in ran.stderr
-
-
-def test_interrupt_leaves_no_thread(cli: Cli) -> None:
-    """Within a program, an interrupted search returns and its threads have ended."""
-    shop = optsched.JobShop.read("ta21")
-
-    def interrupt(progress: Any) -> None:
-        found = progress.objective is not None
-        if found and (progress.source == "cpsat" or progress.event == "tick"):
-            signal.raise_signal(signal.SIGINT)
-
-    before = searching()
-    result = optsched.solve(shop, "cpsat", time_limit=600, on_progress=interrupt)
-    assert result.interrupted and result.status == "feasible"
-    assert searching() <= before
-
-
-def searching() -> set[threading.Thread]:
-    """Threads, but for those in which modules go on loading behind a search that ended early."""
-    return {thread for thread in threading.enumerate() if not thread.name.startswith("loading")}
 
 
 @pytest.mark.parametrize("moment", ["bound"])

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_hostile_documents import changed
 
-from optsched import JobArray
 from optsched.errors import InputError
 from optsched.formats import arraypipe
-from optsched.formats.read_problem import read_problem
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -33,17 +27,6 @@ TINY: dict[str, Any] = {
     "flags": [],
     "distinct_jobs": 2,
 }
-
-
-def test_backward_times_are_given_by_stage(tmp_path: Path) -> None:
-    """Files list blocks along the chain; the array wants backward times by stage."""
-    path = tmp_path / "tiny.json"
-    path.write_text(json.dumps(TINY))
-    array = read_problem(path)
-    assert isinstance(array, JobArray)
-    assert array.forward.tolist() == [[1, 2], [5, 6]]
-    assert array.backward.tolist() == [[4, 3], [8, 7]]
-    assert array.name == "tiny"
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 4))

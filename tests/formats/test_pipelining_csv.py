@@ -269,11 +269,3 @@ def test_convert_both_ways(cli: Cli) -> None:
         assert cli("convert", name, "z.schedule.json", "--problem", "x.jobarray.json").code == 0
         again = Schedule.read("z.schedule.json")
         assert verify(again) == [] and again.sequences == one_f_one_b(JOB).sequences
-
-
-def test_cells_of_communication_are_ignored() -> None:
-    """Torch derives SEND, RECV and sharding from the blocks."""
-    text = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1RECV_F0,1F0,1B0,1SEND_B0\n"
-    job = JobArray([[1, 1]], [[1, 1]])
-    found = pipelining_csv.from_text(text, "c.csv", job)
-    assert found.sequences == one_f_one_b(job).sequences
