@@ -12,11 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracles.best_gpus import Tables, all_subsets, policy_of, sizes_of, state_of
 
-import optsched
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.models.bottleneck import BottleneckBandwidth
 from optsched.bandwidth.models.contention import demands, share
-from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.bandwidth.search import groups
 from optsched.bandwidth.search.dispatcher import Dispatcher
 from optsched.bandwidth.search.large import LargeSearch
@@ -188,17 +186,6 @@ def test_idle_clusters_are_proved_and_packed(hosts: int) -> None:
                 assert state.room[used].tolist() == [state.room[state.room >= 3].min()]
 
 
-def test_unjoined_hosts_are_never_chosen_together() -> None:
-    """Two fabrics: what one holds is chosen there, more is not possible."""
-    kind = synthetic.cluster("nvswitch", 1).types[0]
-    hosts = tuple(Host(f"n{i}", kind.name, (f"f{i // 12}",)) for i in range(24))
-    cluster = Cluster(hosts, (kind,), ("fabric",))
-    search, state = LargeSearch(BottleneckBandwidth(cluster)), ClusterState.idle(cluster)
-    found = search.choose(state, 96)
-    assert found is not None and {*(cluster.host_of[[*found.gpus]] // 12).tolist()} == {0}
-    assert search.choose(state, 97) is None
-
-
 def test_time_and_rounds_only_improve() -> None:
     """A deadline is kept to the grain of a call; more time is never worse, the bound holds."""
     cluster = synthetic.cluster("nvswitch", 32)
@@ -242,30 +229,6 @@ def test_preferred_domains_come_before_bandwidth(level: str) -> None:
             assert len(scores) == (state.room > 0).sum()
 
 
-def test_two_preferred_domains_where_three_are_faster() -> None:
-    """64 GPUs of no leaf take two leaves, next to a job, though three would have more."""
-    kind = synthetic.cluster("nvswitch", 1).types[0]
-    hosts = tuple(Host(f"n{i}", kind.name, (f"l{i // 6}",)) for i in range(24))
-    cluster = Cluster(hosts, (kind,), ("leaf",), factors={"leaf": 1.0, "cluster": 1.0})
-    model = BottleneckBandwidth(cluster)
-    busy = [8 * h + i for h in range(24) for i in range(4) if h % 2]
-    state = ClusterState.idle(cluster).take(busy, "a")
-    domains = []
-    for policy in (Policy(preferred="leaf"), Policy()):
-        fast = Dispatcher(cluster, model, policy=policy, traffic="heavy")
-        for one in (fast.answer(state, 64), fast.gang(state, {"b": 64})["b"]):
-            domains.append((len({*(cluster.host_of[list(one.gpus)] // 6).tolist()}), one.value))
-    assert domains[0] == domains[1] and domains[0][0] == 2 < domains[2][0]
-    assert domains[0][1] < domains[2][1]
-    policy = Policy(preferred="leaf")
-    fast = Dispatcher(cluster, model, policy=policy, traffic="heavy")
-    assert "leaf: 2 of 4" in fast.explain(state, 64)
-    problem = GpuPlacement(state, model, 64, policy=policy, traffic="heavy")
-    for solver in ("auto", "counts"):
-        result = optsched.solve(problem, solver)
-        assert result.objective == -domains[0][1], solver
-
-
 def test_some_of_many_sets_of_preferred_domains(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few domains as all sets of them show to suffice, nearly as fast, and a true bound."""
     kind = synthetic.cluster("nvswitch", 1).types[0]
@@ -293,20 +256,6 @@ def test_some_of_many_sets_of_preferred_domains(monkeypatch: pytest.MonkeyPatch)
             assert one.value <= other.value <= one.upper_bound
             best, total = best + (one.value == other.value), total + 1
     assert best >= 0.9 * total
-
-
-def test_preferred_hosts_where_few_choices_exist() -> None:
-    """Two hosts beside a job, though three have more bandwidth."""
-    kind = HostType("h", 4, nics=4, nic_rate=50.0, intra=IntraTable(4, [0, 0] + [200_000_000] * 3))
-    cluster = Cluster.uniform(kind, 3)
-    jobs = {"a": "n01:1 n02:1", "b": "n02:0,2", "c": "n01:3"}
-    state = ClusterState.parse(cluster, free="n01:0,2 n02:3 n03", jobs=jobs)
-    model = BottleneckBandwidth(cluster)
-    policy = Policy(preferred="host", balance="free", max_per_host=4, min_hosts=2)
-    for bounds in policy.tiers(state, 6):
-        found = LargeSearch(model).choose(state, 6, [200_000_000, 0, 0], policy, bounds=bounds)
-        assert found is not None and cluster.written(found.gpus) == "n01:0,2 n03:0-3"
-        break
 
 
 RULES = (

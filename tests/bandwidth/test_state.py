@@ -91,17 +91,6 @@ def test_verbs() -> None:
         assert cluster.parse(cluster.written(state.free)) == state.free
 
 
-def test_a_host_fails() -> None:
-    """Its jobs keep what they have elsewhere; repair gives the GPUs back, not to the jobs."""
-    cluster = Cluster.uniform(KINDS[0], 3)
-    state = ClusterState.idle(cluster).take("n01:0-1 n02:0", "a", 7).take("n01:2", "b")
-    assert state.jobs_on("n01") == ("a", "b")
-    failed = state.fail("n01").fail("n01:3")
-    assert failed.jobs == (Job("a", (4,), 7),) and failed.down == (0, 1, 2, 3)
-    assert failed.jobs_on("n02:0 n01") == ("a",) and failed.jobs_on("n01") == ()
-    assert failed.repair("n01 n02").free == (0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11)
-
-
 # the document ``optsched.state/1``: nothing is lost, nothing wrong is read
 
 CLUSTER = Cluster(

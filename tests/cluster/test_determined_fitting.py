@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from determined_states import agents
 
 from optsched.cluster.determined import Agent, State, Task, find_fit
 from optsched.cluster.determined.fitting import scores
-from optsched.errors import InputError
 
 # slots, used, zero-slot units, used units of both agents; the task's slots; fit; which agent
 ONE_OF_TWO = [
@@ -83,31 +81,6 @@ def test_whole_agents(slots: int, sizes: list[int], heterogeneous: bool, expecte
             assert set(found) == {f"agent{a}" for a in expected}
         if len(found) > 1:
             assert not find_fit(state, Task("a", slots, single_agent=True))
-
-
-def test_only_idle_agents_are_taken_whole() -> None:
-    """A used, drained or disabled agent is none of them; zero-slot tasks do not matter."""
-    base = agents(4, 4, 4)
-    task = Task("t", 8)
-    for change in ({"used": 1}, {"drained": True}, {"disabled": True}):
-        state = State((base[0], replace(base[1], **change), base[2]))  # type: ignore[arg-type]
-        assert set(find_fit(state, task)) == {"agent0", "agent2"}
-        assert not find_fit(replace(state, agents=state.agents[:2]), task)
-    units = tuple(replace(agent, zero_slots=5, zero_used=5) for agent in base)
-    assert len(find_fit(State(units), task)) == 2
-
-
-def test_blocked_agents() -> None:
-    """Of two, of all, and among whole ones."""
-    state = State(agents(4, 4))
-    assert not find_fit(state, Task("a", 1, blocked=frozenset({"agent0", "agent1"})))
-    assert find_fit(state, Task("a", 1, blocked=frozenset({"agent0"}))) == {"agent1": 1}
-    assert find_fit(state, Task("a", 1, blocked=frozenset({"agent1"}))) == {"agent0": 1}
-    with pytest.raises(InputError, match='task "a": blocked: there is no agent "agnet1"'):
-        find_fit(state, Task("a", 1, blocked=frozenset({"agnet1"})))
-    assert not find_fit(state, Task("a", 8, blocked=frozenset({"agent1"})))
-    assert not find_fit(State(agents(4)), Task("a", 5))
-    assert not find_fit(State(()), Task("a", 1)) and not find_fit(State(()), Task("a", 0))
 
 
 def test_ties_go_round_the_agents() -> None:

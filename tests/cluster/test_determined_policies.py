@@ -161,19 +161,6 @@ def test_preemption_in_a_simulation() -> None:
     assert done == {"fixed": 45, "high": 55, "low": 100}
 
 
-def test_a_limit_of_slots() -> None:
-    """Never more than three at once."""
-    jobs = [job(f"a{i}", group="a", time=1 + i % 3) for i in range(12)]
-    workload = cluster.Workload.of(jobs, groups=[cluster.Group("a", max_slots=3)])
-    run = cluster.simulate(workload, "fair_share", cluster.Nodes(2, gpus=4))
-    events = sorted([(int(t), -1) for t in run.log.end] + [(int(t), 1) for t in run.log.start])
-    held = most = 0
-    for _, change in events:
-        held += change
-        most = max(most, held)
-    assert most == 3
-
-
 def test_elastic_jobs_are_gangs() -> None:
     """Of their largest size, or the largest up to a limit."""
     elastic = [cluster.Job(name=f"e{i}", sizes=(1, 2, 4), work=12 * WORK) for i in range(3)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from determined_states import agents, apply, groups, row, started, tasks, with_tasks
+from determined_states import agents, apply, groups, row, tasks
 from test_determined_oracle import order
 
 from optsched.cluster import determined
@@ -27,18 +26,6 @@ def test_preemption_is_off_by_default() -> None:
     rows = tasks(row(4, "low", agent=0), row(4, "high"))
     assert not determined.priority(State(agents(4), rows, LEVELS))
     assert priority(State(agents(4), rows, LEVELS)).release == ("t0",)
-
-
-def test_order_by_priority_then_submission() -> None:
-    """Older ones first inside a priority, wherever they are listed."""
-    rows = tasks(
-        row(4, "low", submitted=15), row(1, "low", submitted=0), row(0, "high", submitted=15),
-        row(0, "high", submitted=0), row(4, "high", submitted=15), row(4, "high", submitted=0),
-    )  # fmt: skip
-    state = State((), rows, LEVELS)
-    assert order(state) == ["t3", "t5", "t2", "t4", "t1", "t0"]
-    running = [replace(task, allocation={}) if task.name == "t4" else task for task in rows]
-    assert order(replace(state, tasks=tuple(running))) == order(state)
 
 
 @pytest.mark.parametrize(
@@ -135,16 +122,6 @@ def test_decisions(
     assert decision.release == tuple(f"t{i}" for i in release)
     assert decision.backfilled == tuple(f"t{i}" for i in backfilled)
     apply(state, decision)
-
-
-def test_units_are_taken_one_by_one() -> None:
-    """One unit: one of two starts; a better one waits, or takes it with preemption."""
-    state = State(agents(4, zero_slots=1), tasks(row(0, "low"), row(0, "low")), LEVELS)
-    decision = priority(state, preemption=False)
-    assert started(decision) == {"t0"}
-    state = with_tasks(apply(state, decision), tasks(row(0, "high"), first=2))
-    assert not priority(state, preemption=False)
-    assert priority(state).release == ("t0",)
 
 
 def test_the_walk_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,7 +181,7 @@ def test_arguments(arguments: dict[str, Any], told: str) -> None:
         (lambda: Nodes(0), "nodes: expected an integer in 1"),
         (lambda: Nodes(1.5), "nodes"),  # type: ignore[arg-type]
         (lambda: Nodes(1, -1), "gpus"),
-        (lambda: Nodes(2**20, 8), "GPUs in all"),
+        (lambda: Nodes(2, 2**22), "GPUs in all"),
         (lambda: Nodes(1, zero_slots=-1), "zero_slots"),
         (lambda: Nodes.of([]), "1..1048576 nodes, got 0"),
         (lambda: Nodes.of(5), "nodes"),  # type: ignore[arg-type]

@@ -59,34 +59,6 @@ def rows(run: Any) -> list[tuple[int, ...]]:
     return [tuple(row[:5]) for row in stays(run.log)]
 
 
-def test_a_resize_at_the_end_of_a_pass_pays_the_restart() -> None:
-    """5 units on one GPU, 3 to restart, 15 units on two GPUs in 8."""
-    run = simulate([job(passes=4)], Plan({0: [1], 5: [2]}), Nodes(1), restart_cost=3)
-    assert rows(run) == [(0, 0, 5, 0, 1), (0, 5, 16, 3, 2)]
-    assert run.log.work.tolist() == [5 * UNIT, 15 * UNIT]
-    assert run.log.preemptions.tolist() == [0]
-
-
-def test_a_preemption_at_any_time_and_what_it_loses() -> None:
-    """At 7 two units of the second pass are done: kept, or done again."""
-    plan = {0: [1], 7: [0], 10: [1]}
-    kept = simulate([job(passes=4)], Plan(plan), Nodes(1), restart_cost=3)
-    lost = simulate([job(passes=4)], Plan(plan), Nodes(1), restart_cost=3, checkpoint="pass")
-    assert rows(kept) == [(0, 0, 7, 0, 1), (0, 10, 26, 3, 1)]
-    assert rows(lost) == [(0, 0, 7, 0, 1), (0, 10, 28, 3, 1)]
-    assert lost.log.work.tolist() == [5 * UNIT, 15 * UNIT]
-    assert kept.log.preemptions.tolist() == lost.log.preemptions.tolist() == [1]
-
-
-def test_placement_is_best_fit_then_the_emptiest() -> None:
-    """Nodes of 4, 2, 3, 3: two fit the node of 2, then 7 take 4 whole, and 3 on the first of 3."""
-    jobs = [job("a", (2,), 2), job("b", (7,), 7), job("c", (3,), 3)]
-    run = simulate(jobs, Plan({0: [2, 7, 3]}), Nodes.of([4, 2, 3, 3]))
-    assert [row[-1] for row in stays(run.log)] == [{1: 2}, {0: 4, 2: 3}, {3: 3}]
-    run = simulate(jobs, Plan({0: [2, 7, 3]}, order=np.array([2, 1])), Nodes.of([4, 2, 3, 3]))
-    assert [row[-1] for row in stays(run.log)] == [{1: 2}, {0: 4, 3: 3}, {2: 3}]
-
-
 def test_packed_jobs_are_slower() -> None:
     """Half the speed while two share a GPU: 10 alone, 20 together for 10 each, the rest alone."""
     table = PackingTable({("x", "x"): (0.5, 0.5)})

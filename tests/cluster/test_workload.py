@@ -261,15 +261,6 @@ def test_curves(
         assert (curve.reported(passes, seed + 1, "x") != values).any()
 
 
-def test_passes_to_a_target() -> None:
-    """The first report at or below it."""
-    curve = Curve(1.0, 0.0, 0.01, 0.1)
-    assert len(curve.reached(0, "x")) == math.ceil(math.log(10) / 0.01)
-    noisy = Curve(1.0, 0.0, 0.01, 0.1, noise=0.05)
-    found = noisy.reached(5, "x")
-    assert found[-1] <= 0.1 and (found[:-1] > 0.1).all()
-
-
 @pytest.mark.parametrize(
     ("build", "message"),
     [

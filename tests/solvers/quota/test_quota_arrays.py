@@ -92,17 +92,6 @@ def test_house_monotone(jobs: list[tuple[int, int, int]], extra: int) -> None:
         assert all(g[i] >= g[j] for i, x in enumerate(s) for j, y in enumerate(s) if x > y)
 
 
-@pytest.mark.parametrize("name", ["largest_remainder", "webster"])
-def test_zero_scores(name: str) -> None:
-    """Zero scores get what is left when all others are at their maximum, equally; all zero too."""
-    rule = RULES[name][0]
-    assert rule([5, 0, 0], 10, 0, 4)[0].tolist() == [4, 3, 3]
-    assert rule([5, 0, 0], 4, 0, 4)[0].tolist() == [4, 0, 0]
-    assert rule([0, 0, 0], 7, 0, 4)[0].tolist() == [3, 2, 2]
-    assert rule([], 7, 0, 4)[0].tolist() == []
-    assert rule([0.0, -0.0], 2, 0, 4)[0].tolist() == [1, 1]
-
-
 def test_extremes_of_size() -> None:
     """The largest budget, scores of 32 bits and maxima of 63 bits neither overflow nor err."""
     for rule, _, _ in RULES.values():
