@@ -134,5 +134,6 @@ def explain_arrays(document: Schedule, previous: Schedule | None = None) -> list
     bound = document.provenance.get("busy_bound")
     if arrays and isinstance(bound, float):
         used = sum(one.busy for one in arrays)
-        sentences.append(f"Busy GPUs (times weight): {used:.1f}; no plan exceeds {bound:.1f}.")
+        proof = f"by its rules no plan exceeds {bound:.1f}"
+        sentences.append(f"Busy GPUs (times weight): {used:.1f}; {proof}.")
     return sentences

@@ -72,9 +72,9 @@ class Former:
         names = {host.name for host in snapshot.cluster.hosts}
         starts = {}
         for one in document.plan:
-            known = all(part.partition(":")[0] in names for part in one.gpus.split())
-            starts[one.job] = snapshot.cluster.parse(one.gpus, "gpus") if known else ()
-        return cls(snapshot, {name: gpus for name, gpus in starts.items() if gpus}, document)
+            if one.gpus and all(part.partition(":")[0] in names for part in one.gpus.split()):
+                starts[one.job] = snapshot.cluster.parse(one.gpus, "gpus")
+        return cls(snapshot, starts, document)
 
     def changes(self, verdicts: Sequence[Verdict]) -> tuple[Change, ...]:
         """Describe events since the former plan, then every request whose answer differs."""

@@ -11,9 +11,11 @@ import numpy as np
 
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType
 from optsched.bandwidth import Job as StateJob
+from optsched.bandwidth.topology import slurm_state
 from optsched.bandwidth.topology.kubernetes import Item, gang_name, requested_gpus
 from optsched.errors import InputError
 from optsched.io.strict_json import decode, parse
+from optsched.io.values import integer
 from optsched.plan.snapshot import ClusterSnapshot, PlanJob
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ def from_slurm(
 
     The JSON may be parsed already; `now` is the time of the output, seconds since 1970.
     """
+    integer("now", now)
     tree = parse(jobs_json, "squeue") if isinstance(jobs_json, str) else jobs_json
     state = ClusterState.from_slurm(cluster, nodes_text, tree)
     held = {job.name: len(job.gpus) for job in state.jobs}
@@ -76,7 +79,7 @@ def from_slurm(
     found = []
     for job in given:
         name, pending = str(job.job_id), "PENDING" in job.job_state
-        gpus = held.get(name, _tres(job.tres_req_str) if pending else 0)
+        gpus = held.get(name, slurm_state.requested_gpus(job.tres_req_str or "") if pending else 0)
         if gpus == 0 or (pending and _BLOCKED.match(job.state_reason or "")):
             continue
         nodes = max(1, _number(job.node_count, 1))
@@ -96,18 +99,6 @@ def _number(given: _Amount, default: int) -> int:
     if isinstance(given, _Number):
         return given.number if given.set and not given.infinite else default
     return default if given is None else given
-
-
-def _tres(text: str | None) -> int:
-    """Return the GPUs of ``cpu=8,gres/gpu=16``."""
-    parts = dict(part.split("=", 1) for part in (text or "").split(",") if "=" in part)
-    return _count(parts.get("gres/gpu", "0"))
-
-
-def _count(text: object) -> int:
-    if not str(text).isdecimal():
-        raise InputError(f"expected a number of GPUs, got {text!r:.80}")
-    return int(str(text))
 
 
 def from_kubernetes(

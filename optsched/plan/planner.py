@@ -102,9 +102,11 @@ class Planner:
         others = {
             gpu for one in self.counts.snapshot.waiting for gpu in self.former.get(one.name, ())
             if one.name != job.name and one.name not in self.started
-        } & {*self.state.free}  # fmt: skip
-        spared = self._fastest(job, self.state.without(others)) if others else []
-        options = [*self._former(job), *spared, *self._fastest(job, self.state)]
+        }  # fmt: skip
+        options = self._fastest(job, self.state)
+        if any(others.intersection(gpus) for gpus, _ in options):
+            options = self._fastest(job, self.state.without(others)) + options
+        options = self._former(job) + options
         for gpus, value in sorted(options, key=lambda one: -one[1]):
             after = self.state.take(gpus, job.name)
             if not self.chosen or self._together(self.chosen, after).chosen is not None:

@@ -41,6 +41,10 @@ HOUR: Final = 3600
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
 
+_Quota = Annotated[  # `ClusterSnapshot` checks it, with the group in its message
+    Any, msgspec.Meta(extra_json_schema={"type": "integer", "minimum": 0, "maximum": MAX_INTEGER})
+]
+
 
 class PlanJob(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
@@ -111,7 +115,7 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cluster: Any
     state: Any
     jobs: list[PlanJob] = []
-    quotas: dict[str, _Count] = {}
+    quotas: dict[str, _Quota] = {}
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -143,11 +143,11 @@ def _used(record: dict[str, str], size: int, place: str) -> _Gpus:
         return _gpus(record["GresUsed"], size, f"{place}: GresUsed")
     if "gres/gpu" not in record.get("CfgTRES", ""):
         raise InputError(f"{place}: has no GresUsed: print `scontrol show node -d`")
-    return _Gpus(_count(record.get("AllocTRES", "")), set(), set())
+    return _Gpus(requested_gpus(record.get("AllocTRES", "")), set(), set())
 
 
-def _count(tres: str) -> int:
-    """GPUs of trackable resources: ``cpu=4,gres/gpu=2``, or by type ``gres/gpu:h100=2``."""
+def requested_gpus(tres: str) -> int:
+    """Count GPUs of trackable resources: ``cpu=4,gres/gpu=2``; by type ``gres/gpu:h100=2``."""
     found = re.findall(r"gres/gpu(:[^=,]+)?=(\d{1,6})", tres)
     whole = [int(count) for kind, count in found if not kind]
     return max(whole, default=sum(int(count) for _, count in found))
@@ -199,7 +199,7 @@ def _jobs(given: Any, file: str) -> list[_Job]:
 def _hold(usage: Usage, job: _Job, place: str) -> None:
     """Give the job its GPUs on nodes of the cluster."""
     nodes, details = _nodes(job, place), job.gres_detail or []
-    if not details and (count := _count(job.tres_alloc_str or "")):
+    if not details and (count := requested_gpus(job.tres_alloc_str or "")):
         if count % max(1, len(nodes)):
             raise InputError(f"{place}: gres_detail: missing, {count} GPUs on several nodes")
         details = [f"gpu:{count // len(nodes)}"] * len(nodes)
