@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import ExitStack
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import Annotated
 
@@ -25,6 +26,12 @@ def serve(
     in_flight: Annotated[int, option("Requests that are answered at once.")] = 256,
     queue: Annotated[int, option("Long requests that may queue.")] = 64,
     state: Annotated[Path | None, option("Folder of live clusters [default: none].")] = None,
+    slim: Annotated[Path | None, option("Network that POST /infer runs; with --scenario.")] = None,
+    scenario: Annotated[Path | None, option("Of --slim: what `slim profile` wrote.")] = None,
+    router: Annotated[str, option("Of --slim: as of `slim simulate`.")] = "marginal",
+    devices: Annotated[
+        str | None, option("Of --slim: such as cpu,cpu or cuda:0 [default: cpu for each server].")
+    ] = None,
 ) -> None:
     """Answer queries over HTTP until SIGTERM; the page /docs has all endpoints.
 
@@ -44,7 +51,20 @@ def serve(
         host=host, port=port, token=read_token(token_file), timeout=timeout, max_body=max_body,
         in_flight=in_flight, queue=queue, **given,
     )  # fmt: skip
-    if code := serve_http(settings, None if state is None else Live(state)):
+    with ExitStack() as stack:
+        more = []
+        if slim is not None and scenario is not None:
+            from optsched.cli.slim_live import executor_of
+            from optsched.service.infer import infer_route
+            from optsched.serving.live import LiveServer
+
+            executor, shape = executor_of(slim, scenario, router, devices=devices)
+            rows = min(in_flight, 4096)
+            more.append(infer_route(stack.enter_context(LiveServer(executor, shape, rows))))
+        elif slim is not None or scenario is not None:
+            raise InputError("slim, scenario: give both, or neither")
+        code = serve_http(settings, None if state is None else Live(state), more)
+    if code:
         raise typer.Exit(code)
 
 

@@ -22,6 +22,7 @@ from optsched.serving.tables import accuracy_table, milliseconds
 from optsched.serving.workload import arrivals, reference
 
 if TYPE_CHECKING:
+    from optsched.serving.executor import Executor
     from optsched.serving.log import Summary
 
 Network = Annotated[Path, option("What `optsched slim train` wrote.")]
@@ -171,29 +172,22 @@ def run(
     Example: optsched slim run local.json --network net.pt --compare
     """
     check_outputs([log], [file, network])
-    scenario = Scenario.read(file)
+    executor, (channels, side, _) = executor_of(network, file, router, plan, devices, seed)
     from msgspec.structs import replace
 
-    from optsched.serving.executor import Executor, RequestsLost
-    from optsched.serving.network import load_network
+    from optsched.serving.executor import RequestsLost
     from optsched.serving.simulator import simulate
 
-    net = load_network(network)
-    # the first segment keeps the side of the image: its work grows with the square
-    side = math.sqrt(scenario.mmac[0].max() / np.max(net.mmac(1)[0]))
-    test = _images(path, "test", max(1, round(side)))
-    if (channels := test.x.shape[1]) != net.in_channels:
+    scenario, run = executor.scenario, None
+    test = _images(path, "test", side)
+    if test.x.shape[1] != channels:
         raise InputError(
-            f"network: takes images of {net.in_channels} channels, these have {channels}; "
+            f"network: takes images of {channels} channels, these have {test.x.shape[1]}; "
             "--path FOLDER serves CIFAR-100 (3 channels), without it the digits (1)"
         )
     order = [r % len(test.y) for r in range(scenario.n_requests)]
     images, labels = test.x[order], test.y[order]
-    chosen, resident, run = router_of(router), plan_of(scenario, plan), None
-    executor = Executor(
-        net, scenario, chosen, resident, seed=seed,
-        devices=None if devices is None else devices.split(","),
-    )  # fmt: skip
+    chosen, resident, *_ = executor.given
     simulated = simulate(scenario, chosen, plan=resident, seed=seed) if compare else None
     try:
         with Bar() as bar:
@@ -209,6 +203,24 @@ def run(
         facts(slim.summary_rows(measured), 18)
     else:
         _print_errors(simulated.summary, measured)
+
+
+def executor_of(
+    network: Path, file: Path, router: str, plan: str = "auto", devices: str | None = None,
+    seed: int = 0,
+) -> tuple[Executor, tuple[int, int, int]]:  # fmt: skip
+    """Read a network and its scenario; return the executor, and the shape of images."""
+    from optsched.serving.executor import Executor
+    from optsched.serving.network import load_network
+
+    scenario, net = Scenario.read(file), load_network(network)
+    # the first segment keeps the side of the image: its work grows with the square
+    side = max(1, round(math.sqrt(scenario.mmac[0].max() / np.max(net.mmac(1)[0]))))
+    found = Executor(
+        net, scenario, router_of(router), plan_of(scenario, plan), seed=seed,
+        devices=None if devices is None else devices.split(","),
+    )  # fmt: skip
+    return found, (net.in_channels, side, side)
 
 
 def _print_errors(simulated: Summary, measured: Summary) -> None:

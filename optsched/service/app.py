@@ -116,7 +116,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     return found
 
 
-def serve(settings: Settings, live: Live | None = None) -> int:
+def serve(settings: Settings, live: Live | None = None, more: Sequence[Route] = ()) -> int:
     """Serve until SIGTERM or SIGINT, finish what is in flight, and return the exit code."""
     host, port = settings.host, settings.port
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -128,7 +128,7 @@ def serve(settings: Settings, live: Live | None = None) -> int:
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: None)  # the server raises them once more when it has ended
     config = uvicorn.Config(
-        create_app(settings, live), log_level="warning", access_log=False, lifespan="on",
+        create_app(settings, live, more), log_level="warning", access_log=False, lifespan="on",
         server_header=False, timeout_graceful_shutdown=int(settings.timeout) + 1,
     )  # fmt: skip
     server = _Server(config)

@@ -24,7 +24,10 @@ _CODES: Final = {
     408: "The body came too slowly.",
     409: "The request is correct, and the cluster cannot satisfy it.",
     413: "The body is too large.", 415: "The body is no JSON.",
-    422: "It takes too much time.", 503: "Too many requests, or a worker died: try again.",
+    422: "It takes too much time.",
+    502: "The servers that ran it died: try again.",
+    503: "Too many requests, or a worker died: try again.",
+    504: "It could not be answered by its deadline.",
 }  # fmt: skip
 
 
@@ -40,7 +43,7 @@ class Route(NamedTuple):
     call
         Returns what is sent as JSON, or a reply, from a request and its body.
     codes
-        Those of 404 and 409 that it may have.
+        Those of 404, 409, 502 and 504 that it may have.
     """
 
     method: str
@@ -77,7 +80,7 @@ class Route(NamedTuple):
             "responses": {
                 "200": {"description": "The answer.", "content": answer},
                 **{str(code): {"description": text, "content": fault} for code, text
-                   in _CODES.items() if code not in (404, 409) or code in self.codes},
+                   in _CODES.items() if code not in (404, 409, 502, 504) or code in self.codes},
             },
         }  # fmt: skip
         if self.body is not None:

@@ -142,6 +142,8 @@ class LiveServer(Loop):
         ------
         InputError
             The image or the deadline is wrong, or the server was stopped.
+        RequestsLost
+            The server has ended: all processes died, or the router failed.
         """
         now = self.now()
         try:
@@ -163,8 +165,10 @@ class LiveServer(Loop):
         with self._lock:
             if self._stopping:
                 self._rows.release()
-                reason = "it was stopped" if self._error is None else str(self._error)
-                raise InputError(f"submit: the server takes no images: {reason}") from self._error
+                text = "submit: the server takes no images"
+                if self._error is None:
+                    raise InputError(f"{text}: it was stopped")
+                raise RequestsLost(f"{text}: {self._error}") from self._error
             row = self.free.pop()
             self.memory[0, row, : len(pixels)] = pixels
             self._inbox.append((row, now, due, future))

@@ -489,9 +489,16 @@ def cifar100(folder: str | os.PathLike[str], split: str = "train", side: int = 3
     labels = rows[:, 1]
     for i in np.flatnonzero(labels > 99)[:1]:
         raise InputError(f"{path}: image {i}: expected a label in 0..99, got {labels[i]}")
-    x = torch.from_numpy(rows[:, 2:].reshape(-1, 3, 32, 32).astype(np.float32))
-    x.div_(255).sub_(torch.tensor(_MEAN)[:, None, None]).div_(torch.tensor(_SD)[:, None, None])
+    x = normalised(rows[:, 2:].reshape(-1, 3, 32, 32))
     return Images(_resized(x, side), torch.from_numpy(labels.astype(np.int64)))
+
+
+def normalised(colours: Any) -> Tensor:
+    """Return colours 0 to 255, shape (..., 3, side, side), normalised as those of CIFAR-100."""
+    x = torch.from_numpy(colours.astype(np.float32))
+    return (
+        x.div_(255).sub_(torch.tensor(_MEAN)[:, None, None]).div_(torch.tensor(_SD)[:, None, None])
+    )
 
 
 def _resized(x: Tensor, side: int) -> Tensor:

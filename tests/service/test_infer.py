@@ -1,0 +1,139 @@
+"""Images over HTTP: the scores of the network, refusals, deadlines, dead servers, the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from starlette.testclient import TestClient  # noqa: E402
+
+from optsched.service.app import create_app  # noqa: E402
+from optsched.service.infer import infer_route  # noqa: E402
+from optsched.service.settings import Settings  # noqa: E402
+from optsched.serving import Executor, LiveServer, Scenario, Server, SlimResNet  # noqa: E402
+from optsched.serving.network import normalised, work_of  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NET = SlimResNet(5, channels=(4, 8), blocks=1, in_channels=3, group_channels=2, widths=(0.5, 1.0))
+SHAPE = (3, 8, 8)
+COLOURS = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
+FLOATS = np.random.default_rng(1).normal(size=SHAPE).astype("<f4")
+
+
+def live() -> LiveServer:
+    """Two servers on the CPU."""
+    scenario = Scenario(
+        NET.widths, work_of(NET, SHAPE), [[10, 20]] * 2, [50.0 + j for j in range(4)],
+        [Server(name, 60, 0.1, 1.0, 0, 0, 5.0) for name in ("a", "b")], [], max_batch=8,
+    )  # fmt: skip
+    return LiveServer(Executor(NET, scenario), SHAPE, 64)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[TestClient]:
+    """A service with a network; it knows the processes of the servers."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    before = {*children.read_text().split()}
+    with (
+        live() as server,
+        nullcontext({*children.read_text().split()} - before) as servers,
+        TestClient(create_app(Settings(workers=1), more=[infer_route(server)]),
+                   base_url="http://localhost") as found,
+    ):  # fmt: skip
+        found.app_state["servers"] = servers
+        yield found
+
+
+def right(answer: Any, image: Any) -> bool:
+    """Whether an answer is that of the whole network at its widths."""
+    with torch.inference_mode():
+        scores = NET(torch.as_tensor(image)[None], answer["widths"])[0]
+    close = torch.allclose(torch.tensor(answer["logits"]), scores, atol=1e-4)
+    return close and answer["class"] == int(scores.argmax()) and answer["ms"] > 0
+
+
+def test_forms_of_an_image(running: TestClient) -> None:
+    """Lists and base64, floats and colours: the same scores as in this process."""
+    for image, kind in ((FLOATS, "float32"), (COLOURS, "uint8")):
+        expected = image if kind == "float32" else normalised(image)
+        text = b64encode(image.tobytes()).decode()
+        for body in ({"image": image.tolist()}, {"image": text, "shape": SHAPE}):
+            sent = running.post("/infer", json={**body, "dtype": kind, "id": 7})
+            assert sent.status_code == 200 and right(sent.json(), expected), sent.text
+            assert sent.json()["id"] == 7 and "late" not in sent.json()
+
+
+def test_many_at_once(running: TestClient) -> None:
+    """Every image has its scores; one without time is refused by a status of its own."""
+    images = np.random.default_rng(2).normal(size=(60, *SHAPE)).astype("<f4")
+
+    def send(i: int) -> Any:
+        more = {"deadline_ms": 0} if i % 3 == 0 else {"deadline_ms": 60_000}
+        return running.post("/infer", json={"image": images[i].tolist(), **more})
+
+    with ThreadPoolExecutor(8) as pool:
+        for i, sent in enumerate(pool.map(send, range(60))):
+            if i % 3:
+                assert sent.status_code == 200 and right(sent.json(), images[i]), sent.text
+            else:
+                assert sent.status_code == 504, sent.text
+                assert sent.json()["error"]["field"] == "deadline_ms"
+
+
+TEXT = b64encode(FLOATS.tobytes()).decode()
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "body"),
+        ({"image": TEXT}, "shape"),
+        ({"image": TEXT, "shape": [3, 8, 9]}, "image"),
+        ({"image": TEXT, "shape": [10**30]}, "image"),
+        ({"image": TEXT, "shape": [-3, 8, -8]}, "shape"),
+        ({"image": TEXT[:-1], "shape": SHAPE}, "image"),
+        ({"image": "é", "shape": SHAPE}, "image"),
+        ({"image": TEXT, "shape": [8, 8, 3]}, "image"),
+        ({"image": [[1.0], [2.0, 3.0]]}, "image"),
+        ({"image": [["1"]]}, "image"),
+        ({"image": (COLOURS > 9).tolist()}, "image"),
+        ({"image": [COLOURS[0].tolist(), COLOURS[1].tolist(), [[[True] * 8] * 8]]}, "image"),
+        ({"image": np.full(SHAPE, "1").tolist()}, "image"),
+        ({"image": []}, "image"),
+        ({"image": 1}, "image"),
+        ({"image": np.full(SHAPE, 1e39).tolist()}, "image"),
+        ({"image": (COLOURS + 0.5).tolist(), "dtype": "uint8"}, "image"),
+        ({"image": [[1]], "dtype": "uint8"}, "dtype"),
+        ({"image": [1], "dtype": "float64"}, "dtype"),
+        ({"image": FLOATS.tolist(), "deadline_ms": -1}, "deadline_ms"),
+        ({"image": FLOATS.tolist(), "deadline_ms": True}, "deadline_ms"),
+        ({"image": FLOATS.tolist(), "deadline": 1}, "body"),
+    ],
+)
+def test_bad_input(running: TestClient, body: Any, field: str) -> None:
+    """It is refused with its field."""
+    sent = running.post("/infer", json=body)
+    assert sent.status_code == 400, sent.text
+    assert sent.json()["error"]["field"] == field, sent.text
+
+
+def test_dead_servers(running: TestClient) -> None:
+    """The last test: lost requests have a status of their own, and the service goes on."""
+    for one in running.app_state["servers"]:
+        os.kill(int(one), signal.SIGKILL)
+    for _ in range(2):
+        sent = running.post("/infer", json={"image": FLOATS.tolist()})
+        assert sent.status_code == 502 and "servers died" in sent.text, sent.text
+    assert running.get("/v1/health").status_code == 200
