@@ -153,7 +153,7 @@ class LiveServer(Loop):
         if tuple(given.shape) != self.shape or not given.is_floating_point():
             raise InputError(
                 f"image: expected floats of shape {self.shape}, got {given.dtype} of shape "
-                f"{tuple(given.shape)}"
+                f"{list(given.shape)}"
             )
         due = NEVER
         if deadline is not None:
