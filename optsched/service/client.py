@@ -53,27 +53,15 @@ class Started(NamedTuple):
 class Client:
     """Connection to a service; also a context manager.
 
-    Parameters
-    ----------
-    url
-        Address of the service.
-    token
-        Its token [default: the variable OPTSCHED_TOKEN].
-    timeout
-        Seconds for one answer.
-    retries
-        Number of further attempts if the connection is lost or the service is busy. A repeated
-        change has the same id, so it is applied once.
+    Requests are sent again, `retries` times, if the connection is lost or the service is busy; a
+    repeated change has the same id, so it is applied once.
     """
 
     def __init__(
-        self,
-        url: str = "http://127.0.0.1:8765",
-        *,
-        token: str | None = None,
-        timeout: float = 60.0,
-        retries: int = 5,
-    ) -> None:
+        self, url: str = "http://127.0.0.1:8765", *, token: str | None = None,
+        timeout: float = 60.0, retries: int = 5,
+    ) -> None:  # fmt: skip
+        """`token` is by default that of the variable OPTSCHED_TOKEN, `timeout` of one answer."""
         number("timeout", timeout, above=True, what="seconds")
         self.retries = integer("retries", retries, 0, 100)
         if not isinstance(url, str) or not url.startswith(("http://", "https://")):
@@ -120,10 +108,7 @@ class Client:
     def take(self, cluster: str, job: Job, *, id: str | None = None) -> Started:
         """Start a job, or a waiting one by its name, on the fastest free GPUs that it may use.
 
-        Raises
-        ------
-        Infeasible
-            It cannot start now; the message has the reason.
+        If it cannot start now, the message of `Infeasible` has the reason.
         """
         found = self.change(cluster, start=[job], id=id)["started"]
         return Started(**next(iter(found.values())))

@@ -31,6 +31,7 @@ _HEADERS: Final = {
     503: "retry-after: 1",
 }  # fmt: skip
 
+_MOST_HEADERS: Final = 1 << 16
 _LONG: Final = re.compile(rb'"(?:best|deadline|explain)"')
 """Fields with which a small decision may take long."""
 
@@ -122,6 +123,9 @@ class Gate:
         if self._secret is None and not is_loopback(name):
             message = f"expected localhost, got {host!r:.60}; a service without token is local"
             return refusal(403, "host", host[:60], message)
+        if (size := sum(map(len, headers.values()))) > _MOST_HEADERS:
+            text = f"expected at most {_MOST_HEADERS} bytes, got {size}"
+            return refusal(413, "headers", size, text)
         if self.n > settings.in_flight:
             message = f"{settings.in_flight} requests are being answered; send it again later"
             return refusal(503, "in_flight", self.n, message)

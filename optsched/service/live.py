@@ -80,8 +80,7 @@ class LiveCluster(Known):
         super().__init__(found, model, first.version, first.time, first.name)
         self.model_document = first.model
         self._first = msgspec.structs.replace(first, snapshot=None, answers={})
-        self._spare = 0
-        """Further answers that are kept before the journal is rewritten: after a failure."""
+        self._spare = 0  # further answers before the journal is rewritten: after a failure
         self._answers = {key: (one[0], bytes(one[1])) for key, one in first.answers.items()}
         self._journal: Journal
         self._queue: list[tuple[Change, asyncio.Future[bytes]]] = []

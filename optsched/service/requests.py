@@ -31,8 +31,6 @@ from optsched.plan.expected import POLICY
 from optsched.plan.starts import plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from optsched.bandwidth import BandwidthModel, ClusterState
     from optsched.plan import ClusterSnapshot
     from optsched.service.known import Known
@@ -61,8 +59,6 @@ class Query(NamedTuple):
     ----------
     body, result
         Structs of request and answer, or names of documents, for schemas.
-    answer
-        Answers a body; for an `OnCluster` or `OnSnapshot` by a cluster in memory, if there is one.
     example
         A body that is answered on every machine.
     quick
@@ -71,14 +67,13 @@ class Query(NamedTuple):
 
     body: Any
     result: Any
-    answer: Callable[..., Any]
     example: Document
     quick: bool = False
 
     @property
     def text(self) -> str:
         """What it does, a line."""
-        found = self.answer if isinstance(self.body, str) else self.body
+        found = _decide if isinstance(self.body, str) else self.body
         return (found.__doc__ or "").partition("\n")[0]
 
     @property
@@ -124,6 +119,25 @@ class Choose(OnCluster, kw_only=True):
     """Number of choices, the best first."""
     explain: bool = False
 
+    def answer(self, known: Known | None) -> Chosen:
+        """Answer."""
+        chooser, state = _dispatcher(self, known)
+        if self.best is not None and self.explain:
+            raise InputError("explain: expected false with best, got true")
+        rows: list[Choice] = []
+        if self.best is None:
+            gpus, value = chooser.choose(state, self.gpus, self.deadline)
+            first = Choice(state.written(gpus), value / KILOBYTES)
+        else:
+            found = chooser.best(state, self.gpus, self.best, self.deadline)
+            rows = [Choice(state.written(one.gpus), one.value / KILOBYTES) for one in found]
+            first = rows[0]
+        return Chosen(
+            gpus=first.gpus, bandwidth=first.bandwidth, choices=rows, assumed=chooser.model.assumed,
+            explain=chooser.explain(state, self.gpus, self.deadline).splitlines()
+            if self.explain else [],
+        )  # fmt: skip
+
 
 class Choice(msgspec.Struct):
     """GPUs and their bandwidth in GB/s."""
@@ -142,30 +156,19 @@ class Chosen(Answer, kw_only=True):
     assumed: tuple[str, ...] = ()
 
 
-def _choose(body: Choose, known: Known | None) -> Chosen:
-    chooser, state = _dispatcher(body, known)
-    if body.best is not None and body.explain:
-        raise InputError("explain: expected false with best, got true")
-    rows: list[Choice] = []
-    if body.best is None:
-        gpus, value = chooser.choose(state, body.gpus, body.deadline)
-        first = Choice(state.written(gpus), value / KILOBYTES)
-    else:
-        found = chooser.best(state, body.gpus, body.best, body.deadline)
-        rows = [Choice(state.written(one.gpus), one.value / KILOBYTES) for one in found]
-        first = rows[0]
-    return Chosen(
-        gpus=first.gpus, bandwidth=first.bandwidth, choices=rows, assumed=chooser.model.assumed,
-        explain=chooser.explain(state, body.gpus, body.deadline).splitlines()
-        if body.explain else [],
-    )  # fmt: skip
-
-
 class Gang(OnCluster, kw_only=True):
     """Choose GPUs for several jobs that start together."""
 
     jobs: dict[str, int]
     """Numbers of GPUs by name."""
+
+    def answer(self, known: Known | None) -> Ganged:
+        """Answer."""
+        chooser, state = _dispatcher(self, known)
+        found = chooser.gang(state, self.jobs, self.deadline)
+        rows = {name: Choice(state.written(one.gpus), one.value / KILOBYTES)
+                for name, one in found.items()}  # fmt: skip
+        return Ganged(jobs=rows, assumed=chooser.model.assumed)
 
 
 class Ganged(Answer, kw_only=True):
@@ -175,20 +178,17 @@ class Ganged(Answer, kw_only=True):
     assumed: tuple[str, ...] = ()
 
 
-def _gang(body: Gang, known: Known | None) -> Ganged:
-    chooser, state = _dispatcher(body, known)
-    found = chooser.gang(state, body.jobs, body.deadline)
-    rows = {name: Choice(state.written(one.gpus), one.value / KILOBYTES)
-            for name, one in found.items()}  # fmt: skip
-    return Ganged(jobs=rows, assumed=chooser.model.assumed)
-
-
 class Scores(OnCluster, kw_only=True):
     """Score every host for a request of so many GPUs."""
 
     gpus: int
     packing: float = PACKING
     """Weight of hosts in use, 0 to 1."""
+
+    def answer(self, known: Known | None) -> Scored:
+        """Answer."""
+        chooser, state = _dispatcher(self, known)
+        return Scored(scores=chooser.scores(state, self.gpus, self.deadline, self.packing))
 
 
 class Scored(Answer, kw_only=True):
@@ -197,16 +197,26 @@ class Scored(Answer, kw_only=True):
     scores: dict[str, int]
 
 
-def _scores(body: Scores, known: Known | None) -> Scored:
-    chooser, state = _dispatcher(body, known)
-    return Scored(scores=chooser.scores(state, body.gpus, body.deadline, body.packing))
-
-
 class WhatIf(OnCluster, kw_only=True):
     """Compare a choice of free GPUs with the best one."""
 
     gpus: str
     """Such as ``n01:0-3 n02``."""
+
+    def answer(self, known: Known | None) -> Compared:
+        """Answer."""
+
+        def rate(value: int | None) -> float | None:
+            return None if value is None else value / KILOBYTES
+
+        chooser, state = _dispatcher(self, known)
+        what = chooser.what_if(state, self.gpus, self.deadline)
+        return Compared(
+            gpus=state.written(what.gpus), bandwidth=what.share.value / KILOBYTES,
+            alone=what.share.standalone / KILOBYTES, best=rate(what.best), regret=rate(what.regret),
+            victims={job: lost / KILOBYTES for job, lost in what.victims.items()},
+            fault=what.fault, assumed=what.assumed,
+        )  # fmt: skip
 
 
 class Compared(Answer, kw_only=True):
@@ -221,20 +231,6 @@ class Compared(Answer, kw_only=True):
     fault: str | None
     """Rule of the policy that the GPUs break."""
     assumed: tuple[str, ...] = ()
-
-
-def _what_if(body: WhatIf, known: Known | None) -> Compared:
-    def rate(value: int | None) -> float | None:
-        return None if value is None else value / KILOBYTES
-
-    chooser, state = _dispatcher(body, known)
-    what = chooser.what_if(state, body.gpus, body.deadline)
-    return Compared(
-        gpus=state.written(what.gpus), bandwidth=what.share.value / KILOBYTES,
-        alone=what.share.standalone / KILOBYTES, best=rate(what.best), regret=rate(what.regret),
-        victims={job: lost / KILOBYTES for job, lost in what.victims.items()},
-        fault=what.fault, assumed=what.assumed,
-    )  # fmt: skip
 
 
 def _dispatcher(body: OnCluster, known: Known | None) -> tuple[Dispatcher, ClusterState]:
@@ -300,6 +296,19 @@ class Solve(Body, kw_only=True):
     options: Document = {}
     warm_start: ScheduleDocument | None = None
 
+    def answer(self, known: Known | None) -> Solved:
+        """Answer."""
+        problem = _problem(self.problem, self.objective)
+        start = self.warm_start and schedule_from_tree(self.warm_start, "warm_start")
+        found = optsched.solve(
+            problem, self.solver, time_limit=self.time_limit, iterations=self.iterations,
+            target=self.target, workers=self.workers, seed=self.seed, options=self.options,
+            warm_start=start,
+        )  # fmt: skip
+        answer = msgspec.convert(found, Solved, from_attributes=True)
+        answer.schedule = None if found.schedule is None else _document(found.schedule)
+        return answer
+
 
 class Solved(Answer, kw_only=True):
     """The result, with the schedule as a document."""
@@ -315,19 +324,6 @@ class Solved(Answer, kw_only=True):
     schedule: Annotated[Any, schema_of("schedule")] = None
 
 
-def _solve(body: Solve) -> Solved:
-    problem = _problem(body.problem, body.objective)
-    start = body.warm_start and schedule_from_tree(body.warm_start, "warm_start")
-    found = optsched.solve(
-        problem, body.solver, time_limit=body.time_limit, iterations=body.iterations,
-        target=body.target, workers=body.workers, seed=body.seed, options=body.options,
-        warm_start=start,
-    )  # fmt: skip
-    answer = msgspec.convert(found, Solved, from_attributes=True)
-    answer.schedule = None if found.schedule is None else _document(found.schedule)
-    return answer
-
-
 class Verify(Body, kw_only=True):
     """Check a schedule independently of every solver."""
 
@@ -335,6 +331,19 @@ class Verify(Body, kw_only=True):
     problem: Document | None = None
     """The instance that it should solve; without it only its consistency is checked."""
     objective: str | None = None
+
+    def answer(self, known: Known | None) -> Verified:
+        """Answer."""
+        schedule = schedule_from_tree(self.schedule, "schedule")
+        problem = None
+        if self.problem is not None:
+            problem = _problem(self.problem, self.objective)
+        elif self.objective is not None:
+            raise InputError("objective: expected a problem with it")
+        with placed("schedule: "):
+            found = verify(schedule, problem)
+        rows = msgspec.convert(found[:100], list[Violated], from_attributes=True)
+        return Verified(valid=not found, count=len(found), violations=rows)
 
 
 class Violated(msgspec.Struct):
@@ -350,19 +359,6 @@ class Verified(Answer, kw_only=True):
     valid: bool
     count: int
     violations: list[Violated]
-
-
-def _verify(body: Verify) -> Verified:
-    schedule = schedule_from_tree(body.schedule, "schedule")
-    problem = None
-    if body.problem is not None:
-        problem = _problem(body.problem, body.objective)
-    elif body.objective is not None:
-        raise InputError("objective: expected a problem with it")
-    with placed("schedule: "):
-        found = verify(schedule, problem)
-    rows = msgspec.convert(found[:100], list[Violated], from_attributes=True)
-    return Verified(valid=not found, count=len(found), violations=rows)
 
 
 class OnSnapshot(Body, kw_only=True):
@@ -384,6 +380,20 @@ class Plan(OnSnapshot, kw_only=True):
     schedule: bool = False
     """Whether the answer has a schedule."""
 
+    def answer(self, known: Known | None) -> Planned:
+        """Answer."""
+        snapshot, model = _snapshot(self, known)
+        found = plan(
+            snapshot, model=model, policy=self.policy, sigma=self.sigma,
+            samples=self.samples, seed=self.seed,
+        )  # fmt: skip
+        schedule = found.schedule
+        return Planned(
+            plan=schedule.provenance["plan"], gap=found.gap, bound=found.bound,
+            explain=found.explain(), assumed=found.assumed,
+            schedule=_document(schedule) if self.schedule else None,
+        )  # fmt: skip
+
 
 class Planned(Answer, kw_only=True):
     """Verdicts on all waiting requests, in the order of the queue."""
@@ -396,20 +406,6 @@ class Planned(Answer, kw_only=True):
     schedule: Annotated[Any, schema_of("schedule")] = None
 
 
-def _plan(body: Plan, known: Known | None) -> Planned:
-    snapshot, model = _snapshot(body, known)
-    found = plan(
-        snapshot, model=model, policy=body.policy, sigma=body.sigma,
-        samples=body.samples, seed=body.seed,
-    )  # fmt: skip
-    schedule = found.schedule
-    return Planned(
-        plan=schedule.provenance["plan"], gap=found.gap, bound=found.bound,
-        explain=found.explain(), assumed=found.assumed,
-        schedule=_document(schedule) if body.schedule else None,
-    )  # fmt: skip
-
-
 class Clear(OnSnapshot, kw_only=True):
     """Find the cheapest evictions and moves after which a request can start."""
 
@@ -419,6 +415,19 @@ class Clear(OnSnapshot, kw_only=True):
     """Number of plans, the cheapest first."""
     time_limit: Seconds = 10.0
     """For all plans together."""
+
+    def answer(self, known: Known | None) -> Cleared:
+        """Answer."""
+        snapshot, model = _snapshot(self, known)
+        limit = self.time_limit / self.best
+        found = alternatives(snapshot, self.request, self.best, model=model, time_limit=limit)
+        written = snapshot.state.written
+        return Cleared(plans=[
+            Moves(one.cost, one.bound, one.status, one.evict,
+                  {job: written(gpus) for job, gpus in one.move.items()}, written(one.gpus),
+                  one.explain())
+            for one in found
+        ])  # fmt: skip
 
 
 class Moves(msgspec.Struct):
@@ -437,19 +446,6 @@ class Cleared(Answer, kw_only=True):
     """Plans, the cheapest first; none: the time was too short to find any."""
 
     plans: list[Moves]
-
-
-def _clear(body: Clear, known: Known | None) -> Cleared:
-    snapshot, model = _snapshot(body, known)
-    limit = body.time_limit / body.best
-    found = alternatives(snapshot, body.request, body.best, model=model, time_limit=limit)
-    written = snapshot.state.written
-    return Cleared(plans=[
-        Moves(one.cost, one.bound, one.status, one.evict,
-              {job: written(gpus) for job, gpus in one.move.items()}, written(one.gpus),
-              one.explain())
-        for one in found
-    ])  # fmt: skip
 
 
 def _problem(tree: Document, objective: str | None) -> Any:
@@ -509,15 +505,15 @@ _POOL: Final = {
 }  # fmt: skip
 
 QUERIES: Final = {
-    "choose": Query(Choose, Chosen, _choose, _NOW, quick=True),
-    "gang": Query(Gang, Ganged, _gang, _ON | {"jobs": {"c": 1, "d": 2}}),
-    "scores": Query(Scores, Scored, _scores, _NOW, quick=True),
-    "what_if": Query(WhatIf, Compared, _what_if, _ON | {"gpus": "n0:2 n1:2"}, quick=True),
-    "decide": Query("decide", "decision", _decide, _POOL, quick=True),
-    "verify": Query(Verify, Verified, _verify, {"schedule": _SCHEDULE}, quick=True),
-    "solve": Query(Solve, Solved, _solve, {"problem": _SHOP, "time_limit": 1}),
-    "plan": Query(Plan, Planned, _plan, {"snapshot": _SNAPSHOT}),
-    "clear": Query(Clear, Cleared, _clear, {"snapshot": _SNAPSHOT, "request": "c"}),
+    "choose": Query(Choose, Chosen, _NOW, quick=True),
+    "gang": Query(Gang, Ganged, _ON | {"jobs": {"c": 1, "d": 2}}),
+    "scores": Query(Scores, Scored, _NOW, quick=True),
+    "what_if": Query(WhatIf, Compared, _ON | {"gpus": "n0:2 n1:2"}, quick=True),
+    "decide": Query("decide", "decision", _POOL, quick=True),
+    "verify": Query(Verify, Verified, {"schedule": _SCHEDULE}, quick=True),
+    "solve": Query(Solve, Solved, {"problem": _SHOP, "time_limit": 1}),
+    "plan": Query(Plan, Planned, {"snapshot": _SNAPSHOT}),
+    "clear": Query(Clear, Cleared, {"snapshot": _SNAPSHOT, "request": "c"}),
 }
 """Every query by its name."""
 
@@ -529,8 +525,8 @@ def ask(name: str, tree: Any, known: Known | None = None) -> Any:
     """Answer a parsed body of a query, about a cluster in memory or the one in the body."""
     query = QUERIES[name]
     if isinstance(query.body, str):
-        return query.answer(tree)
+        return _decide(tree)
     body = decode(tree, query.body, "body")
-    found = query.answer(body, known) if query.on_cluster else query.answer(body)
+    found = body.answer(known)
     found.id = body.id
     return found
