@@ -329,7 +329,7 @@ SLURM_JOBS = {
          "start_time": {"set": True, "infinite": False, "number": 900},
          "time_limit": {"set": True, "infinite": False, "number": 10}},
         {"job_id": 2, "job_state": ["PENDING"], "account": "y", "node_count": 2,
-         "priority": 9, "tres_req_str": "cpu=4,gres/gpu:h100=16", "time_limit": 5, "submit_time": 950},
+         "priority": 9, "tres_req_str": "gres/gpu:h100=16", "time_limit": 5, "submit_time": 950},
     ]
 }  # fmt: skip
 PODS = {
