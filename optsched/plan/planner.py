@@ -71,7 +71,8 @@ class Planner:
         """Choose requests of one priority: most GPUs, then planned before, then submitted early."""
         able = [
             job for job in jobs if not self._obstacle(job) and self._has_bandwidth(job, self.state)
-        ]
+            and not self._off_rails(job, self.state)
+        ]  # fmt: skip
         if not able:
             return
         every, n = [*self.chosen, *able], len(self.chosen)
@@ -112,6 +113,8 @@ class Planner:
             if not self.chosen or self._together(self.chosen, after).chosen is not None:
                 self._take(job, gpus, value)
                 return
+        if self.state.cluster.rails:  # the model does not know local ids
+            return
         found = self._together([job, *self.chosen], self.state)
         if found.assigned is not None:
             gpus = found.assigned.move[0]
@@ -242,6 +245,8 @@ class Planner:
         found = dispatcher.answer(state.without(left_over), job.gpus, DEADLINE)
         if not (cluster.counts(found.gpus) % pod).any():
             return found.gpus, found.value, found.standalone
+        if cluster.rails:
+            raise Infeasible(f"{job.name}: no pods with equal local ids found")
         cells, choices = self.counts.cells(self.counts.level(job)), []
         for cell in {*cells}:
             fitting = [ids for h, ids in enumerate(whole) if cells[h] == cell
@@ -313,6 +318,9 @@ class Planner:
             return Verdict(job, why="quota", text=text)
         if text := self._obstacle(job, snapshot.state):
             return Verdict(job, why="level" if "only across" in text else "space", text=text)
+        if self._off_rails(job, snapshot.state):
+            text = "free GPUs of several hosts have different local ids, rails need equal ones"
+            return Verdict(job, why="space", text=text)
         if text := self._slow(job, snapshot.state):
             return Verdict(job, why="bandwidth", text=text)
         limited = quota is not None and job.gpus > self.left[job.group]
@@ -323,6 +331,10 @@ class Planner:
         what = f"use the quota of group {job.group}" if limited else "get the GPUs"
         names = shortened(ahead) if ahead else "other requests"
         return Verdict(job, why="order", text=f"ahead of it {names} {what}")
+
+    def _off_rails(self, job: PlanJob, state: ClusterState) -> bool:
+        """Check whether a request finds no GPUs because hosts need equal local ids."""
+        return state.cluster.rails and not self._fastest(job, state)
 
     def _slow(self, job: PlanJob, state: ClusterState) -> str:
         """Describe the bandwidth that a request lacks on all free GPUs, or return an empty text."""

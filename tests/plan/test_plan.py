@@ -212,6 +212,17 @@ def after_event(snapshot: ClusterSnapshot, event: str) -> ClusterSnapshot:
     return ClusterSnapshot(state, tuple(jobs), snapshot.quotas, snapshot.now)
 
 
+def test_rails() -> None:
+    """Requests on several hosts get equal local ids, or are waiting for them."""
+    cluster = Cluster((Host("a", "t"), Host("b", "t")), (HostType("t", 4),), rails=True)
+    state = ClusterState.parse(cluster, "a:0,1 b:1-3", {"x": "a:2,3 b:0"})
+    jobs = [PlanJob(name="w", gpus=4), PlanJob(name="v", gpus=2, submit=1)]
+    found = plan(ClusterSnapshot(state, jobs), sigma=0)
+    assert found.verdicts[0].why == "space" and "local ids" in found.verdicts[0].text
+    first, second = found.starts["v"]
+    assert first // 4 == second // 4 or first % 4 == second % 4
+
+
 @pytest.mark.parametrize(("quota", "start"), [(5, 100), (3, 200), (1, 400)])
 def test_expected_start_of_a_group_beyond_its_quota(quota: int, start: int) -> None:
     """The quota was lowered to less than running jobs hold: enough of them have to end."""
