@@ -14,7 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.service.server import Connection, service
-from optsched.service.requests import QUERIES
+from optsched.service.queries import QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from collections import Counter
 from benchmarks.service.server import Connection, Service, service
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.topology import documents
-from optsched.service.requests import QUERIES
+from optsched.service.queries import QUERIES
 
 
 def cases() -> list[tuple[str, str]]:

@@ -16,7 +16,7 @@ import time
 
 from benchmarks.service.hostile import damaged
 from benchmarks.service.server import Connection, Service, service
-from optsched.service.requests import QUERIES
+from optsched.service.queries import QUERIES
 
 SHARES = {"choose": 30, "decide": 30, "scores": 10, "what_if": 10, "verify": 10, "clear": 2,
           "plan": 1, "solve": 1}  # fmt: skip

@@ -1,5 +1,5 @@
 """Answer questions about clusters and schedules over HTTP; needs the extra ``service``.
 
 `optsched.service.app.create_app` returns the ASGI application, `optsched.service.app.serve` runs
-it; `optsched.service.requests` answers the same queries without HTTP.
+it; `optsched.service.queries` answers the same queries without HTTP.
 """

@@ -20,7 +20,7 @@ from optsched.errors import (
 )
 from optsched.io.files import decode_text
 from optsched.io.strict_json import parse, without_collector
-from optsched.service.requests import QUERIES, ask
+from optsched.service.queries import QUERIES, ask
 
 if TYPE_CHECKING:
     from collections.abc import Callable

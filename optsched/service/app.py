@@ -19,7 +19,7 @@ from optsched.service import extender
 from optsched.service.answers import Reply, answer, refusal
 from optsched.service.clusters import live_routes
 from optsched.service.gate import Gate, Metrics, response
-from optsched.service.requests import PATHS, QUERIES
+from optsched.service.queries import PATHS, QUERIES
 from optsched.service.routes import Route, page
 from optsched.service.schemas import bundle, components
 from optsched.service.settings import Settings

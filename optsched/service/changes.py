@@ -52,7 +52,7 @@ class Parts(
 class Change(Parts, kw_only=True, frozen=True):
     """Changes of a live cluster that are made once."""
 
-    id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]  # type: ignore[assignment]
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     """A repeated id gets the first answer again and changes nothing."""
 
 
@@ -116,7 +116,7 @@ class Decision:
             elif name in self.status.jobs:
                 self._do("withdraw", name)
             else:
-                known = shortened([*(self.status.running | self.status.jobs)]) or "none"
+                known = shortened([*{**self.status.running, **self.status.jobs}]) or "none"
                 raise InputError(
                     f"give[{i}]: expected a job, got {name!r:.60}; known: {known:.200}"
                 )

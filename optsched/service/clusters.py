@@ -11,7 +11,7 @@ from optsched.io.strict_json import decode
 from optsched.service.answers import Reply, answer, read_tree
 from optsched.service.changes import Change, Changed, Present
 from optsched.service.live import Create, Live, LiveCluster
-from optsched.service.requests import QUERIES
+from optsched.service.queries import QUERIES
 from optsched.service.routes import Route
 
 if TYPE_CHECKING:

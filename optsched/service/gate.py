@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from optsched.service.answers import LOGGER, Reply, answer, refusal
-from optsched.service.requests import PATHS, QUERIES
+from optsched.service.answers import LOGGER, Refused, Reply, answer, refused
+from optsched.service.queries import PATHS, QUERIES
 from optsched.service.settings import is_loopback
 
 if TYPE_CHECKING:
@@ -89,13 +90,14 @@ class Gate:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or refuse the request, or hand it on with its whole body."""
-        headers, body = dict(scope["headers"]), b""
-        reply = self._refused(scope, headers)
-        if reply is None:
-            read = await self._body(headers, receive)
-            if read is None:
-                return
-            reply, body = read
+        headers, reply = dict(scope["headers"]), None
+        try:
+            self._check(scope, headers)
+            body = await self._body(headers, receive)
+        except ClientDisconnect:
+            return
+        except Refused as error:
+            body, reply = b"", refused(error)
         name = _QUICK.get(scope["path"]) if scope["method"] == "POST" else None
         is_short = len(body) <= self.settings.quick_body and not _LONG.search(body)
         if reply is None and name and is_short:
@@ -110,37 +112,30 @@ class Gate:
 
         await self.app(scope, replay, send)
 
-    def _refused(self, scope: Scope, headers: dict[bytes, bytes]) -> Reply | None:
-        settings = self.settings
+    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         if self._secret is not None and scope["path"] != "/v1/health":
             given = _bearer(headers.get(b"authorization", b""))
             if not hmac.compare_digest(given, self._secret):
-                message = "expected the token of this service, as in: Authorization: Bearer TOKEN"
-                return refusal(401, "authorization", None, message)
+                text = "expected the token of this service, as in: Authorization: Bearer TOKEN"
+                raise Refused(401, f"authorization: {text}")
         host = headers.get(b"host", b"localhost").decode("latin-1").lower()
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-        name = name.strip("[]")
-        if self._secret is None and not is_loopback(name):
-            message = f"expected localhost, got {host!r:.60}; a service without token is local"
-            return refusal(403, "host", host[:60], message)
+        if self._secret is None and not is_loopback(name.strip("[]")):
+            text = f"expected localhost, got {host!r:.60}; a service without token is local"
+            raise Refused(403, f"host: {text}", host[:60])
         if (size := sum(map(len, headers.values()))) > _MOST_HEADERS:
-            text = f"expected at most {_MOST_HEADERS} bytes, got {size}"
-            return refusal(413, "headers", size, text)
-        if self.n > settings.in_flight:
-            message = f"{settings.in_flight} requests are being answered; send it again later"
-            return refusal(503, "in_flight", self.n, message)
+            raise Refused(413, f"headers: expected at most {_MOST_HEADERS} bytes, got {size}", size)
+        if self.n > (most := self.settings.in_flight):
+            text = f"{most} requests are being answered; send it again later"
+            raise Refused(503, f"in_flight: {text}", self.n)
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind != b"application/json":
-                text = kind.decode("latin-1")
-                message = f"expected application/json, got {text!r:.60}"
-                return refusal(415, "content-type", text[:60], message)
-        return None
+                given = kind.decode("latin-1")[:60]
+                text = f"content-type: expected application/json, got {given!r}"
+                raise Refused(415, text, given)
 
-    async def _body(
-        self, headers: dict[bytes, bytes], receive: Receive
-    ) -> tuple[Reply | None, bytes] | None:
-        """Return a refusal, or the body; None if the client has gone."""
+    async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         most, limit, parts = self.settings.max_body, self.settings.timeout, list[bytes]()
         length = headers.get(b"content-length", b"0")
         size = int(length) if length.isdigit() and int(length) > most else 0
@@ -149,17 +144,16 @@ class Gate:
                 while size <= most:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        return None
+                        raise ClientDisconnect
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
-                    if not message.get("more_body", False):
-                        break
+                    if size <= most and not message.get("more_body", False):
+                        return b"".join(parts)
         except TimeoutError:
-            return refusal(408, "body", None, f"expected the whole body within {limit:g} s"), b""
-        if size > most:
-            text = f"expected at most {most} bytes, got {size} or more; see --max-body"
-            return refusal(413, "body", size, text), b""
-        return None, b"".join(parts)
+            text = f"body: expected the whole body within {limit:g} s"
+            raise Refused(408, text) from None
+        text = f"body: expected at most {most} bytes, got {size} or more; see --max-body"
+        raise Refused(413, text, size)
 
 
 def _bearer(given: bytes) -> bytes:

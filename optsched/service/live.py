@@ -154,11 +154,10 @@ class LiveCluster(Known):
     ) -> tuple[str, bytes | None]:
         """Return the digest of a request, and its answer if it is known or among the `new` ones."""
         digest = _digest(request)
-        found = new.get(request.id) or self._answers.get(request.id, (digest, None))
-        if found[0] != digest:
-            text = f"id: {request.id!r:.60} is of another request"
-            raise Conflict(text, self.status.version)
-        return found
+        found = new.get(request.id) or self._answers.get(request.id)
+        if found is not None and found[0] != digest:
+            raise Conflict(f"id: {request.id!r:.60} is of another request", self.status.version)
+        return found or (digest, None)
 
     def _rewrite(self) -> None:
         """Replace the journal by one of the present state and the latest answers."""

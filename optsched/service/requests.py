@@ -1,12 +1,9 @@
-"""Requests without HTTP: bodies in, answers that msgspec encodes out.
-
-`QUERIES` holds every query by name, for the HTTP service and the stream of the command line.
-"""
+"""Bodies of queries, which answer themselves, and their answers."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -17,11 +14,9 @@ from optsched.bandwidth.placement.document import policy_from_tree
 from optsched.bandwidth.search.dispatcher import PACKING
 from optsched.bandwidth.topology import documents
 from optsched.bandwidth.topology.rates import KILOBYTES
-from optsched.cluster import determined
-from optsched.cluster.determined import document as pools_document
 from optsched.errors import InputError
 from optsched.formats import read_problem
-from optsched.io.strict_json import decode, placed
+from optsched.io.strict_json import placed
 from optsched.model.document import from_tree as schedule_from_tree
 from optsched.model.document import write
 from optsched.model.verify import verify
@@ -50,36 +45,6 @@ ModelDocument = Annotated[Document, schema_of("bandwidth")]
 PolicyDocument = Annotated[Document, schema_of("subset.Policy")]
 ScheduleDocument = Annotated[Document, schema_of("schedule")]
 SnapshotDocument = Annotated[Document, schema_of("snapshot")]
-
-
-class Query(NamedTuple):
-    """A kind of request.
-
-    Parameters
-    ----------
-    body, result
-        Structs of request and answer, or names of documents, for schemas.
-    example
-        A body that is answered on every machine.
-    quick
-        Whether small requests take less than some milliseconds.
-    """
-
-    body: Any
-    result: Any
-    example: Document
-    quick: bool = False
-
-    @property
-    def text(self) -> str:
-        """What it does, a line."""
-        found = _decide if isinstance(self.body, str) else self.body
-        return (found.__doc__ or "").partition("\n")[0]
-
-    @property
-    def on_cluster(self) -> bool:
-        """Whether it can be about a cluster in memory."""
-        return not isinstance(self.body, str) and issubclass(self.body, (OnCluster, OnSnapshot))
 
 
 class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -143,14 +108,14 @@ class Choice(msgspec.Struct):
     """GPUs and their bandwidth in GB/s."""
 
     gpus: str
-    bandwidth: float
+    bandwidth: float | None
 
 
 class Chosen(Answer, kw_only=True):
     """The choice, or several."""
 
     gpus: str
-    bandwidth: float
+    bandwidth: float | None
     choices: list[Choice] = []
     explain: list[str] = []
     assumed: tuple[str, ...] = ()
@@ -275,12 +240,6 @@ def snapshot_of(
     return found, model_document.from_tree(model, f"{place}model", found.cluster)
 
 
-def _decide(tree: Any) -> Any:
-    """Decide as Determined's schedulers or Kubernetes do."""
-    pools, given = pools_document.from_tree(tree, "body")
-    return pools_document.answer_of(pools, determined.decide(pools), given)
-
-
 class Solve(Body, kw_only=True):
     """Solve a job shop, job array, quota plan or GPU placement."""
 
@@ -299,7 +258,9 @@ class Solve(Body, kw_only=True):
     def answer(self, known: Known | None) -> Solved:
         """Answer."""
         problem = _problem(self.problem, self.objective)
-        start = self.warm_start and schedule_from_tree(self.warm_start, "warm_start")
+        start = None
+        if self.warm_start is not None:
+            start = schedule_from_tree(self.warm_start, "warm_start")
         found = optsched.solve(
             problem, self.solver, time_limit=self.time_limit, iterations=self.iterations,
             target=self.target, workers=self.workers, seed=self.seed, options=self.options,
@@ -472,61 +433,3 @@ def _snapshot(
 
 def _document(schedule: Any) -> msgspec.Raw:
     return msgspec.Raw(write(schedule))
-
-
-_CLUSTER: Final = {
-    "format": "optsched.cluster/1", "types": [{"name": "H100-SXM", "gpus": 4, "nic_rate": 50.0}],
-    "hosts": [{"name": "n0", "type": "H100-SXM"}, {"name": "n1", "type": "H100-SXM"}],
-}  # fmt: skip
-_STATE: Final = {
-    "format": "optsched.state/1", "free": "n0:2,3 n1:2,3",
-    "jobs": [{"name": "a", "gpus": "n0:0,1"}, {"name": "b", "gpus": "n1:0,1"}],
-}  # fmt: skip
-_ON: Final = {"cluster": _CLUSTER, "state": _STATE}
-_NOW: Final = {**_ON, "gpus": 2}
-_SHOP: Final = {
-    "format": "optsched.jobshop/1", "machines": ["m0", "m1"],
-    "jobs": [{"operations": [[0, 3], [1, 2]]}, {"operations": [[1, 4], [0, 1]]}],
-}  # fmt: skip
-_SCHEDULE: Final = {
-    "format": "optsched.schedule/1", "resources": [{"name": "m0"}],
-    "operations": [{"duration": 3, "resources": [0]}, {"duration": 1, "resources": [0]}],
-    "sequences": [[0, 1]], "starts": [0, 3],
-}  # fmt: skip
-_SNAPSHOT: Final = {
-    "format": "optsched.snapshot/1", "cluster": _CLUSTER, "state": _STATE,
-    "jobs": [{"name": "a", "gpus": 2, "move": 5}, {"name": "b", "gpus": 2, "move": 3},
-             {"name": "c", "gpus": 4, "level": "host"}],
-}  # fmt: skip
-_POOL: Final = {
-    "format": "optsched.decide/1", "scheduler": "priority",
-    "agents": [{"name": "n0", "slots": 4}, {"name": "n1", "slots": 4}],
-    "tasks": [{"name": "a", "slots": 4}],
-}  # fmt: skip
-
-QUERIES: Final = {
-    "choose": Query(Choose, Chosen, _NOW, quick=True),
-    "gang": Query(Gang, Ganged, _ON | {"jobs": {"c": 1, "d": 2}}),
-    "scores": Query(Scores, Scored, _NOW, quick=True),
-    "what_if": Query(WhatIf, Compared, _ON | {"gpus": "n0:2 n1:2"}, quick=True),
-    "decide": Query("decide", "decision", _POOL, quick=True),
-    "verify": Query(Verify, Verified, {"schedule": _SCHEDULE}, quick=True),
-    "solve": Query(Solve, Solved, {"problem": _SHOP, "time_limit": 1}),
-    "plan": Query(Plan, Planned, {"snapshot": _SNAPSHOT}),
-    "clear": Query(Clear, Cleared, {"snapshot": _SNAPSHOT, "request": "c"}),
-}
-"""Every query by its name."""
-
-PATHS: Final = {name: f"/v1/{name.replace('_', '-')}" for name in QUERIES}
-"""Path of every query."""
-
-
-def ask(name: str, tree: Any, known: Known | None = None) -> Any:
-    """Answer a parsed body of a query, about a cluster in memory or the one in the body."""
-    query = QUERIES[name]
-    if isinstance(query.body, str):
-        return _decide(tree)
-    body = decode(tree, query.body, "body")
-    found = body.answer(known)
-    found.id = body.id
-    return found

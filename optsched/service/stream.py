@@ -14,15 +14,14 @@ from optsched.plan import ClusterSnapshot
 from optsched.service.answers import Reply, replied
 from optsched.service.changes import Changed, Decision, Parts, Present
 from optsched.service.known import Known
+from optsched.service.queries import QUERIES, ask
 from optsched.service.requests import (
-    QUERIES,
     Body,
     ClusterDocument,
     Id,
     ModelDocument,
     SnapshotDocument,
     StateDocument,
-    ask,
     model_of,
     snapshot_of,
 )
@@ -123,8 +122,9 @@ class Session:
                 raise InputError("snapshot: has a cluster, expected none beside it")
             found, model = snapshot_of(body.snapshot, body.model)
         else:
-            is_same = before is not None and body.cluster is body.model is None
-            model = before.model if is_same else model_of(body.cluster, body.model)
+            model = None if before is None else before.model
+            if model is None or not body.cluster is body.model is None:
+                model = model_of(body.cluster, body.model)
             found = ClusterSnapshot(documents.state_from_tree(body.state, model.cluster, "state"))
         self.clusters[body.name] = known = Known(found, model)
         return Changed(id=body.id, version=0, free=len(known.status.state.free))

@@ -12,7 +12,7 @@ import msgspec
 from anyio import to_process
 
 from optsched.service.answers import LOGGER, Reply, answer, refusal
-from optsched.service.requests import QUERIES
+from optsched.service.queries import QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ import pytest
 import optsched
 from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Dispatcher, Policy
 from optsched.plan import ClusterSnapshot
-from optsched.service.requests import QUERIES
+from optsched.service.queries import QUERIES
 from optsched.service.stream import VERBS
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from benchmarks.service.hostile import bodies, fault
 from optsched import InputError
 from optsched.service.answers import MAX_DEPTH, Reply, answer
 from optsched.service.app import create_app
-from optsched.service.requests import PATHS, QUERIES
+from optsched.service.queries import PATHS, QUERIES
 from optsched.service.routes import Route
 from optsched.service.schemas import DOCUMENTS, bundle
 from optsched.service.settings import Settings, is_loopback, read_token

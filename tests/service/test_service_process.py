@@ -21,7 +21,7 @@ import pytest
 from benchmarks.service.server import Service, service
 from optsched.problems.jobshop import generator
 from optsched.problems.jobshop.document import to_json
-from optsched.service.requests import QUERIES
+from optsched.service.queries import QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
