@@ -149,6 +149,15 @@ def test_more_is_fixed_than_the_limit() -> None:
         assert started(fair_share(state, variant)) == {"b0", "b1"}  # type: ignore[arg-type]
 
 
+def test_drained_and_disabled_agents() -> None:
+    """Of a drained agent only the used slots count, of a disabled one none."""
+    rows = (Task("run", 2, allocation={"x": 2}), *many("a", 20))
+    for flags, expected in (({"drained": True}, 6), ({"disabled": True}, 4)):
+        state = State((Agent("x", 4, **flags), Agent("y", 4)), rows)  # type: ignore[arg-type]
+        assert sum(offers(state).values()) == expected
+        assert {name for where in fair_share(state).start.values() for name in where} == {"y"}
+
+
 def test_docs_divides_anew_whoever_is_left_out() -> None:
     """Also after a group that was offered nothing: its part went into the others' remainders.
 

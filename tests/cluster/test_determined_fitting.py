@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,18 @@ def test_whole_agents(slots: int, sizes: list[int], heterogeneous: bool, expecte
             assert set(found) == {f"agent{a}" for a in expected}
         if len(found) > 1:
             assert not find_fit(state, Task("a", slots, single_agent=True))
+
+
+def test_only_idle_agents_are_taken_whole() -> None:
+    """A used, drained or disabled agent is none of them; zero-slot tasks do not matter."""
+    base = agents(4, 4, 4)
+    task = Task("t", 8)
+    for change in ({"used": 1}, {"drained": True}, {"disabled": True}):
+        state = State((base[0], replace(base[1], **change), base[2]))  # type: ignore[arg-type]
+        assert set(find_fit(state, task)) == {"agent0", "agent2"}
+        assert not find_fit(replace(state, agents=state.agents[:2]), task)
+    units = tuple(replace(agent, zero_slots=5, zero_used=5) for agent in base)
+    assert len(find_fit(State(units), task)) == 2
 
 
 def test_ties_go_round_the_agents() -> None:
