@@ -69,6 +69,20 @@ def test_rails(large: bool) -> None:
             assert found.upper_bound >= found.value
 
 
+@pytest.mark.parametrize("large", [False, True])
+def test_rails_open_no_whole_host_where_a_used_one_serves(large: bool) -> None:
+    """Though only some ids of every host are looked at."""
+    cluster = Cluster(
+        tuple(Host(f"n{i}", "h") for i in range(4)),
+        (HostType("h", 4, PAIRS, nics=2, nic_rate=10.0),), rails=True,
+    )  # fmt: skip
+    state = ClusterState.parse(cluster, free="n0 n1 n2:0,1 n3:0,1", down="n2:2,3 n3:2,3")
+    fast = Dispatcher(cluster, BottleneckBandwidth(cluster), policy=Policy(min_hosts=2))
+    if large:
+        fast._tables = None
+    assert cluster.written(fast.choose(state, 4)[0]) == "n2:0,1 n3:0,1"
+
+
 def test_a_half_used_host_scores_above_an_empty_one() -> None:
     """At equal bandwidth, also beyond tables; without packing they are equal."""
     kind = HostType("h", 8, nics=8, nic_rate=50.0)
