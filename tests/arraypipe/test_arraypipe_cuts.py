@@ -45,7 +45,7 @@ KINDS = {
 }
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=settings().max_examples // 4)
 @given(**KINDS)
 def test_models_of_every_kind(depth: int, flags: set[str], output: str, stages: int) -> None:
     """No bit differs, whatever a model has beside its blocks and however it calls them."""

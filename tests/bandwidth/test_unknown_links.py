@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import optsched
@@ -106,7 +106,6 @@ def kinds(draw: st.DrawFn) -> HostType:
     return HostType("h", draw(st.integers(1, 8)), nics=draw(st.integers(0, 10)), nic_rate=rate)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_never_more_hosts_than_needed(data: st.DataObject) -> None:
     """With unknown links a choice takes the fewest hosts, for all solvers."""
@@ -121,7 +120,6 @@ def test_never_more_hosts_than_needed(data: st.DataObject) -> None:
         assert used(state.cluster, problem.chosen(result.schedule)) == 1  # type: ignore[arg-type]
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_cards_of_unknown_rate_are_never_faster_than_hosts(data: st.DataObject) -> None:
     """Where the links are known and the rate of cards is not, one host is never given up."""
