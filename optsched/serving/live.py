@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Hashable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from optsched.serving.log import percentile
 from optsched.serving.tables import NEVER, NS_PER_MS, milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Self
 
     from torch import Tensor
@@ -30,7 +32,10 @@ _RECENT: Final = 1024  # latencies that telemetry summarises
 
 
 class Answer(NamedTuple):
-    """Answer to a request: scores, indices of the widths that it was run at, latency."""
+    """Answer to a request: scores, indices of the widths that it was run at, latency.
+
+    The latency is without the time during which an earlier answer of its key was awaited.
+    """
 
     output: Tensor
     widths: tuple[int, ...]
@@ -113,8 +118,10 @@ class LiveServer(Loop):
         views = [frozen(one.view()) for one in self._times]
         self._use(self.world._replace(arrival=views[0], deadline=views[1]))
         self.world.trace["sheds"] = (executor.given[2] or core.Settings()).shed
-        self._inbox: deque[tuple[int, int, int, Future[Answer]]] = deque()
-        self._futures: dict[int, Future[Answer]] = {}
+        self._inbox: deque[tuple[int, int, int, Future[Answer], Hashable]] = deque()
+        self._futures: dict[int, tuple[Future[Answer], Hashable]] = {}
+        self._lines: dict[Hashable, deque[Future[Answer]]] = {}  # open futures by key, in order
+        self._ends: dict[Future[Answer], Callable[[], object]] = {}  # of futures that are not first
         self._lock, self._rows = threading.Lock(), threading.Semaphore(n)
         self._stopping, self._error = False, None
         self._tally = _Tally()
@@ -124,7 +131,9 @@ class LiveServer(Loop):
 
     _error: BaseException | None
 
-    def submit(self, image: Any, deadline: float | None = None) -> Future[Answer]:
+    def submit(
+        self, image: Any, deadline: float | None = None, key: Hashable = None
+    ) -> Future[Answer]:
         """Submit an image; its answer, or the reason why there is none, comes by the future.
 
         Blocks while `capacity` requests are in progress. Callbacks of the future run in the thread
@@ -137,11 +146,14 @@ class LiveServer(Loop):
         deadline
             ms from now until which the answer is due; None: no deadline. A request that is shed
             raises `DeadlineMissed`; a late one is answered.
+        key
+            Such as a camera: futures of one key are done in the order of their submission, those
+            without an answer included; None: as soon as possible.
 
         Raises
         ------
         InputError
-            The image or the deadline is wrong, or the server was stopped.
+            An argument is wrong, or the server was stopped.
         RequestsLost
             The server has ended: all processes died, or the router failed.
         """
@@ -155,6 +167,8 @@ class LiveServer(Loop):
                 f"image: expected floats of shape {self.shape}, got {given.dtype} of shape "
                 f"{list(given.shape)}"
             )
+        if not isinstance(key, Hashable):
+            raise InputError(f"key: expected a hashable value, got {key!r:.60}")
         due = NEVER
         if deadline is not None:
             due = now + round(milliseconds("deadline", deadline) * NS_PER_MS)
@@ -171,7 +185,7 @@ class LiveServer(Loop):
                 raise RequestsLost(f"{text}: {self._error}") from self._error
             row = self.free.pop()
             self.memory[0, row, : len(pixels)] = pixels
-            self._inbox.append((row, now, due, future))
+            self._inbox.append((row, now, due, future, key))
             self.servers.wake()
         return future
 
@@ -191,8 +205,9 @@ class LiveServer(Loop):
             for s, one in enumerate(self.scenario.servers)
         ]  # fmt: skip
         return Telemetry(
-            int(state.fifo["images"].sum()), len(self._futures) + len(self._inbox), servers,
-            **self._tally.values(),
+            int(state.fifo["images"].sum()),
+            len(self._futures) + len(self._ends) + len(self._inbox),
+            servers, **self._tally.values(),
         )  # fmt: skip
 
     def stop(self, timeout: float | None = None) -> None:
@@ -229,22 +244,24 @@ class LiveServer(Loop):
                 self._stopping = True
             self._rows.release(self.scenario.n_requests)  # wakes threads in `submit`
             reason = self._error or RequestsLost("the server was stopped")
-            for future in [*self._futures.values(), *(one[-1] for one in self._inbox)]:
+            for future, key in [*self._futures.values(), *(one[-2:] for one in self._inbox)]:
                 with suppress(Exception):
-                    future.set_exception(reason)
+                    self._complete(future, key, partial(future.set_exception, reason))
             self.servers.__exit__()
 
     def accept(self) -> None:
         """Process the requests that were submitted."""
         while self._inbox:
-            row, at, due, future = self._inbox.popleft()
+            row, at, due, future, key = self._inbox.popleft()
             if not future.set_running_or_notify_cancel():
                 self.free.append(row)
                 self._rows.release()
                 continue
             self._times[:, row] = at, due
             self.world.trace["deadlines"] |= due < NEVER
-            self._futures[row] = future
+            self._futures[row] = future, key
+            if key is not None:
+                self._lines.setdefault(key, deque()).append(future)
             self.process(world.ARRIVE, 0, row)
 
     def answer(self, requests: Any, outputs: Any) -> None:
@@ -255,10 +272,21 @@ class LiveServer(Loop):
         self._tally.late += int((now > self._times[1, requests]).sum())
         self._tally.answered += len(requests)
         self._tally.recent.extend((latency / NS_PER_MS).tolist())
-        found = torch.from_numpy(outputs).unflatten(1, self.outputs)
-        for r, x, row, ns in zip(requests.tolist(), found, widths, latency.tolist(), strict=True):
-            self._futures.pop(r).set_result(Answer(x.clone(), tuple(row), ns / NS_PER_MS))
-        self._rows.release(len(requests))
+        scores = torch.from_numpy(outputs).unflatten(1, self.outputs)
+        for r, x, row, ns in zip(requests.tolist(), scores, widths, latency.tolist(), strict=True):
+            future, key = self._futures.pop(r)
+            found = Answer(x.clone(), tuple(row), ns / NS_PER_MS)
+            self._complete(future, key, partial(future.set_result, found))
+
+    def _complete(self, future: Future[Answer], key: Hashable, end: Callable[[], object]) -> None:
+        """Call the end of a future, after those of all earlier futures of its key."""
+        line = self._lines.get(key) or deque([future])
+        self._ends[future] = end
+        while line and line[0] in self._ends:
+            self._rows.release()
+            self._ends.pop(line.popleft())()
+        if not line:
+            self._lines.pop(key, None)
 
     def refuse(self, requests: list[int], error: OptschedError) -> None:
         """Set the exceptions of futures."""
@@ -267,8 +295,8 @@ class LiveServer(Loop):
         else:
             self._tally.lost += len(requests)
         for r in requests:
-            self._futures.pop(r).set_exception(error)
-        self._rows.release(len(requests))
+            future, key = self._futures.pop(r)
+            self._complete(future, key, partial(future.set_exception, error))
 
     def lost(self, requests: list[int]) -> None:
         """Give up requests that have lost their server twice."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import combinations
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -231,22 +230,15 @@ def _indices(key: Any, n: int, segments: int) -> tuple[int, ...]:
 
 
 def _shares(gain: FloatArray, target: FloatArray) -> FloatArray:
-    """Least squares over c >= 0 with sum 1: the best of all sets of positive shares."""
+    """Least squares over c >= 0 with sum 1."""
+    from scipy.optimize import nnls
+
     n = gain.shape[1]
-    best, least = np.full(n, 1 / n), np.inf
     if not len(target):
-        return best
-    for size in range(1, n + 1):
-        for active in map(list, combinations(range(n), size)):
-            base, others = active[-1], active[:-1]
-            part = gain[:, others] - gain[:, [base]]
-            free = np.linalg.lstsq(part, target - gain[:, base], rcond=None)[0]
-            share = np.zeros(n)
-            share[others], share[base] = free, 1 - free.sum()
-            error = float(((gain @ share - target) ** 2).sum())
-            if (share >= -1e-12).all() and error < least - 1e-12:
-                best, least = share, error
-    return best
+        return np.full(n, 1 / n)
+    weight = 1e6 * max(1.0, float(np.abs(gain).max()))  # of the equation that the sum is 1
+    found: FloatArray = nnls(np.vstack([gain, np.full(n, weight)]), np.append(target, weight))[0]
+    return found / found.sum()
 
 
 def _key(row: tuple[int, ...]) -> str:

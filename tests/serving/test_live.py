@@ -63,7 +63,7 @@ def server() -> Iterator[LiveServer]:
 
 
 def test_threads_and_a_death() -> None:
-    """Eight threads, more images than rows, a server is killed: nothing is lost."""
+    """Eight threads, more images than rows, a server is killed: nothing is lost, keys in order."""
     before, n = children(), depth(800, 10_000)
     images = torch.randn(n, *SHAPE)
     futures: list[Any] = [None] * n
@@ -71,7 +71,7 @@ def test_threads_and_a_death() -> None:
 
     def work(thread: int) -> None:
         for i in range(thread, n, 8):
-            futures[i] = server.submit(images[i])
+            futures[i] = server.submit(images[i], key=thread if thread < 6 else None)
             futures[i].add_done_callback(lambda _, i=i: done.append(i))
             if i == n // 2:
                 os.kill(min(children() - before), signal.SIGKILL)
@@ -84,6 +84,8 @@ def test_threads_and_a_death() -> None:
             one.join()
     assert sorted(done) == list(range(n))
     assert all(map(right, images, futures))
+    for j in range(6):
+        assert [i for i in done if i % 8 == j] == list(range(j, n, 8))
     found = server.telemetry()
     assert (found.answered, found.lost, found.in_progress) == (n, 0, 0)
     assert [one.alive for one in found.servers].count(False) >= 1
@@ -113,6 +115,25 @@ def test_cancelled_requests_are_not_served(server: LiveServer) -> None:
     for _ in range(200):
         server.submit(torch.zeros(SHAPE)).cancel()
     assert server.submit(torch.zeros(SHAPE)).result(30).output.shape == (4,)
+
+
+def test_order_of_a_key(server: LiveServer) -> None:
+    """Also of requests that are shed, beside cancelled ones."""
+    done, futures = [], []
+    for i in range(90):
+        future = server.submit(torch.randn(SHAPE), 0.0 if i % 5 == 0 else None, key=("k", i % 3))
+        future.add_done_callback(lambda _, i=i: done.append(i))
+        if i % 7 == 0:
+            future.cancel()
+        futures.append(future)
+    wait(futures, 30)
+    server.submit(torch.zeros(SHAPE), key=("k", 0)).result(30)  # after the callbacks of all
+    for j in range(3):
+        kept = [i for i in range(j, 90, 3) if not futures[i].cancelled()]
+        assert [i for i in done if i in kept] == kept
+    assert server.telemetry().in_progress == 0
+    with pytest.raises(InputError, match="key: expected a hashable"):
+        server.submit(torch.zeros(SHAPE), key=[])
 
 
 @pytest.mark.parametrize(
