@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import signal
@@ -21,6 +22,7 @@ Cell = TypeVar("Cell")
 Value = TypeVar("Value")
 
 ENGINES: Final = ("loky", "dask", "ray")
+_WORKERS_S: Final = 10  # in which a cluster must have a worker
 _CHECKED_EVERY_S: Final = 0.5  # interval at which a worker looks for its parent
 
 
@@ -49,7 +51,8 @@ def fan_out(
     """Yield outcomes as calls end; closing the generator ends the calls that run here.
 
     With one job of loky calls run in this process, and need not be picklable. A wrong engine is an
-    `InputError`; the death of a process, or a cluster without workers, an `OptschedError`.
+    `InputError`; the death of a process, or a cluster without workers, an `OptschedError` (with
+    dask the deaths are the outcome of one call, and the others go on).
     """
     from joblib import Parallel, delayed, parallel_config  # type: ignore[import-untyped]
 
@@ -64,20 +67,49 @@ def fan_out(
         settings["initializer"], settings["initargs"] = _begin, place
     elif jobs > 0:  # the number of calls in flight; the cluster has its size already
         settings["pre_dispatch"] = jobs
-    calls = (
+    calls: Iterator[Any] = (
         delayed(_called)(function, i, cell if here else pickle.dumps(cell), here)
         for i, cell in enumerate(cells)
     )
     settings["return_as"] = "list" if name == "ray" else "generator_unordered"
     try:
-        with _cluster(name, jobs):
-            with parallel_config(backend=name):
+        with _cluster(name, jobs) as client:
+            with parallel_config(backend="loky" if client else name):
                 parallel = Parallel(**settings)
-            for index, value, kind, text in parallel(calls):
+            for index, value, kind, text in (
+                _on_dask(client, calls, jobs) if client else parallel(calls)
+            ):
                 yield Outcome(index, value, None if kind is None else kind(text))
     except (RuntimeError, TimeoutError) as error:  # of loky and dask, about their workers
         text = " ".join(str(error).split())[:200]
         raise OptschedError(f"engine {name}: {type(error).__name__}: {text}") from None
+
+
+def _on_dask(client: Any, calls: Iterator[Any], jobs: int) -> Iterator[tuple[Any, ...]]:
+    """Yield results of calls as they end, errors of calls whose workers die included.
+
+    joblib waits for ever for such a call.
+    """
+    from distributed import as_completed
+
+    client.wait_for_workers(1, timeout=_WORKERS_S)
+    running = as_completed()  # type: ignore[no-untyped-call]
+    positions: dict[str, int] = {}
+
+    def submit(number: int) -> None:
+        for function, given, _ in itertools.islice(calls, number):
+            future = client.submit(function, *given, pure=False)
+            positions[future.key] = given[1]
+            running.add(future)  # type: ignore[no-untyped-call]
+
+    submit(jobs if jobs > 0 else sum(client.ncores().values()))
+    for future in running:
+        try:
+            found = future.result()
+        except Exception as error:
+            found = positions[future.key], None, OptschedError, f"{error}"[:200]
+        submit(1)
+        yield found
 
 
 def _called(
@@ -98,11 +130,11 @@ def _called(
 
 
 @contextmanager
-def _cluster(name: str, jobs: int) -> Iterator[None]:
-    """Connect to the cluster of an engine, or start one on this machine."""
+def _cluster(name: str, jobs: int) -> Iterator[Any]:
+    """Connect to the cluster of an engine, or start one here; yield the client of dask."""
     try:
         if name == "loky":
-            yield
+            yield None
         elif name == "dask":
             from dask import config
             from distributed import Client
@@ -115,12 +147,12 @@ def _cluster(name: str, jobs: int) -> Iterator[None]:
             except (OSError, ValueError) as error:
                 raise InputError(f"DASK_SCHEDULER_ADDRESS: {address!r:.60}: {error}") from None
             with client:
-                yield
+                yield client
         else:
             from ray.util.joblib import register_ray  # type: ignore[import-not-found]
 
             register_ray()
-            yield
+            yield None
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("dask", "distributed", "ray"):
             raise

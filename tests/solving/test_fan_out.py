@@ -92,6 +92,22 @@ def test_an_address_that_is_none_is_refused() -> None:
         next(fan_out(inverse, [1], Engine("dask", 1)))
 
 
+def fatal(value: int) -> int:
+    """End the process for 1."""
+    if value == 1:
+        os._exit(1)
+    return value
+
+
+@pytest.mark.slow
+def test_a_cell_that_kills_workers_of_dask_is_named() -> None:
+    """Its outcome is an error; the others have values."""
+    pytest.importorskip("distributed")
+    found = {o.position: o for o in fan_out(fatal, range(4), Engine("dask", 2))}
+    assert {i: o.value for i, o in found.items()} == {0: 0, 1: None, 2: 2, 3: 3}
+    assert type(found[1].error) is OptschedError and "workers died" in str(found[1].error)
+
+
 @pytest.mark.slow
 def test_dask_cluster_gives_the_same_bytes(site: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulations by the processes of a cluster, found by its address."""
