@@ -98,7 +98,10 @@ def _on_dask(client: Any, calls: Iterator[Any], jobs: int) -> Iterator[tuple[Any
 
     def submit(number: int) -> None:
         for function, given, _ in itertools.islice(calls, number):
-            future = client.submit(function, *given, pure=False)
+            try:
+                future = client.submit(function, *given, pure=False)
+            except Exception as error:  # of the scheduler: it has ended
+                raise RuntimeError(f"{error}") from None
             positions[future.key] = given[1]
             running.add(future)  # type: ignore[no-untyped-call]
 
