@@ -28,7 +28,7 @@ MOST: dict[str, dict[str, int]] = {
         "cluster": 10300, "elastic": 2900, "errors": 110, "formats": 3560, "io": 893,
         "kernels": 1575, "model": 3000, "optsched": 200, "optsched_solvers": 13400,
         "pipelines": 1650, "plots": 1400, "problems": 4200, "service": 3100, "serving": 6450,
-        "solving": 1355, "plan": 2000, "testing": 1500, "version": 100,
+        "solving": 1390, "plan": 2000, "testing": 1500, "version": 100,
     },
     "files over 700 lines": {},
     "files of a folder over 24": {"optsched/cli": 25},

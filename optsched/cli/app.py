@@ -171,6 +171,6 @@ def run() -> int:
         if "\n" in text:  # the help of a group without a command
             print(text, file=sys.stderr)
             return 2
-        found = getattr(error.__cause__, "errors", list)()  # of pydantic, with the value
+        found: list[Any] = getattr(error.__cause__, "errors", list)()  # of pydantic, with the value
         got = f", got {found[0]['input']!r:.60}" if found else ""
         raise InputError(f"{text.rstrip('.')}{got} (see `{path} --help`)") from None
