@@ -100,13 +100,14 @@ class Planner:
         """Start a request on its former GPUs unless others are faster."""
         if job.gpus > self.left.get(job.group, job.gpus):
             return
-        others = {
-            gpu for one in self.counts.snapshot.waiting for gpu in self.former.get(one.name, ())
-            if one.name != job.name and one.name not in self.started
-        }  # fmt: skip
         options = self._fastest(job, self.state)
-        if any(others.intersection(gpus) for gpus, _ in options):
-            options = self._fastest(job, self.state.without(others)) + options
+        for jobs in (self.chosen, self.counts.snapshot.waiting):  # those that start; all of them
+            others = {
+                gpu for one in jobs for gpu in self.former.get(one.name, ())
+                if one.name != job.name and one.name not in self.started
+            }  # fmt: skip
+            if options and others.intersection(options[0][0]):
+                options = self._fastest(job, self.state.without(others)) + options
         options = self._former(job) + options
         for gpus, value in sorted(options, key=lambda one: -one[1]):
             after = self.state.take(gpus, job.name)
