@@ -136,7 +136,7 @@ def test_dask_cluster_gives_the_same_bytes(site: Cli, monkeypatch: pytest.Monkey
     assert "submit" in runs["srtf seed 1"]["jobs"] and "submit" not in runs["srtf seed 0"]["jobs"]
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_failed_cell_is_named_and_others_are_kept(site: Cli, jobs: str) -> None:
     """The metrics of the others are written; the error names the policy."""
     names = "misfits:Broken,fifo"
