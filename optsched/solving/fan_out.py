@@ -1,4 +1,4 @@
-"""Run independent calls in processes of this machine, or on a dask or ray cluster, by joblib."""
+"""Run independent calls in processes of this machine (joblib), or on a dask or ray cluster."""
 
 from __future__ import annotations
 
