@@ -47,7 +47,7 @@ class PastJobs(NamedTuple):
 def past_jobs(trace: Workload, snapshot: ClusterSnapshot) -> PastJobs:
     """Take durations, and arrivals after ten moments of the first half, from a trace of past jobs.
 
-    Later jobs have the most frequent priority of the waiting ones, and the mean duration of the
+    Later jobs have the most frequent priority of the waiting jobs, and the mean duration of the
     trace as their expectation.
     """
     if trace.time_unit != "s":
