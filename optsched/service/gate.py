@@ -33,7 +33,7 @@ _HEADERS: Final = {
 }  # fmt: skip
 
 _MOST_HEADERS: Final = 1 << 16
-_LONG: Final = re.compile(rb'"(?:best|deadline|explain)"')
+_LONG: Final = re.compile(rb'"(?:best|deadline|explain|model)"')
 """Fields with which a small decision may take long."""
 
 
