@@ -131,9 +131,9 @@ class Gate:
         if scope["method"] == "POST":
             kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
             if kind != b"application/json":
-                given = kind.decode("latin-1")[:60]
-                text = f"content-type: expected application/json, got {given!r}"
-                raise Refused(415, text, given)
+                value = kind.decode("latin-1")[:60]
+                text = f"content-type: expected application/json, got {value!r}"
+                raise Refused(415, text, value)
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         most, limit, parts = self.settings.max_body, self.settings.timeout, list[bytes]()
