@@ -12,8 +12,8 @@ import typer
 from optsched.cli.options import OptionalOutput, Output, ReportFile, Seed, argument, option, words
 from optsched.cli.output import check_picture, facts, wrote
 from optsched.errors import InputError
-from optsched.io.files import check_outputs
-from optsched.io.strict_json import indented
+from optsched.io.files import check_outputs, read_text
+from optsched.io.strict_json import decode, indented, parse
 from optsched.plots.picture import PICTURES
 from optsched.serving.log_check import check as check_log
 from optsched.serving.plan import plan_instances, plan_of
@@ -47,14 +47,19 @@ def make(
     seed: Seed = 0,
     arrivals: Annotated[Path | None, option("Recorded arrivals: a CSV, arrival_ms.")] = None,
     deadline_ms: Deadline = None,
+    accuracy: Annotated[
+        Path | None, option("Measured by `slim train` [default: published].")
+    ] = None,
 ) -> None:
     """Make a scenario: a reference cluster and generated or recorded arrivals.
 
     Example: optsched slim make --rate 2500 --burst 3 -o s.json
     """
-    check_outputs([output], [arrivals])
+    check_outputs([output], [arrivals, accuracy])
     given: dict[str, Any] = {} if arrivals is None else {"arrival_ms": read_arrivals(arrivals)}
     given["deadline_ms"] = deadline_ms
+    if accuracy is not None:
+        given["accuracy"] = read_accuracy(accuracy)
     scenario = reference(
         name, rate=0 if arrivals else rate, burst=burst, seconds=seconds, seed=seed, **given
     )
@@ -184,6 +189,11 @@ def _print_point(point: Point) -> None:
         f"{mean['joules_per_image']:9.4f}{in_time}{'  saturated' if point.saturated else ''}",
         flush=True,
     )
+
+
+def read_accuracy(path: Path) -> dict[str, float]:
+    """Read the accuracy of every tuple, as `slim train` writes it."""
+    return decode(parse(read_text(path), str(path)), dict[str, float], str(path))
 
 
 def _files(plan: str) -> list[Path]:

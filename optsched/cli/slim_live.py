@@ -13,8 +13,8 @@ from optsched.cli.options import Output, Seed, argument, option
 from optsched.cli.output import facts, lines_of, wrote
 from optsched.cli.progress import Bar
 from optsched.errors import InputError
-from optsched.io.files import check_outputs, read_text, write_atomic
-from optsched.io.strict_json import decode, indented, parse
+from optsched.io.files import check_outputs, write_atomic
+from optsched.io.strict_json import indented
 from optsched.serving.plan import plan_of
 from optsched.serving.routers import router_of
 from optsched.serving.scenario import Scenario
@@ -122,7 +122,7 @@ def profile(
     Example: optsched slim profile --network net.pt --accuracy accuracy.json -o local.json
     """
     check_outputs([output], [network, accuracy])
-    table = decode(parse(read_text(accuracy), str(accuracy)), dict[str, float], str(accuracy))
+    table = slim.read_accuracy(accuracy)
     from optsched.serving.network import load_network
     from optsched.serving.profiler import profile
 
@@ -235,8 +235,6 @@ def _print_errors(simulated: Summary, measured: Summary) -> None:
 
 def _images(path: Path | None, split: str, side: int | None) -> Any:
     """Images and classes of a folder of CIFAR-100's files, without one the digits."""
-    from optsched.serving import network
+    from optsched.serving.network import cifar100, digits
 
-    if path is None:
-        return network.digits(split, side or 16)
-    return network.cifar100(path, split, side or 32)
+    return digits(split, side or 16) if path is None else cifar100(path, split, side or 32)

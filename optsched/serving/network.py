@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import pickle
 from contextlib import ExitStack, suppress
 from itertools import pairwise, product
 from pathlib import Path
@@ -471,26 +472,52 @@ def digits(split: str = "train", side: int = 16) -> Images:
 
 
 def cifar100(folder: str | os.PathLike[str], split: str = "train", side: int = 32) -> Images:
-    """Read CIFAR-100 (Krizhevsky 2009), binary version, resized to `side` pixels.
+    """Read CIFAR-100 (Krizhevsky 2009), resized to `side` pixels.
 
-    Nothing is downloaded: the `folder` holds ``train.bin`` and ``test.bin``.
+    Nothing is downloaded: the `folder` holds ``train.bin`` and ``test.bin`` of the binary version,
+    or ``train`` and ``test`` of the Python version, of which no code is run.
     """
-    path = Path(folder) / f"{one_of('split', split, _SPLITS)}.bin"
-    side = integer("side", side, 1, 4096)
-    if not path.exists():
+    pickled = Path(folder) / one_of("split", split, _SPLITS)
+    path, side = pickled.with_name(f"{split}.bin"), integer("side", side, 1, 4096)
+    if not path.exists() and not pickled.exists():
         raise InputError(f"{folder}: has no {path.name}; unpack cifar-100-binary.tar.gz there")
-    content = np.frombuffer(read_bytes(path), np.uint8)
-    if not len(content) or len(content) % (2 + _PIXELS):
+    path = path if path.exists() else pickled
+    content = read_bytes(path)
+    if path is pickled:
+        content = _records(path, content)
+    if not content or len(content) % (2 + _PIXELS):
         raise InputError(
             f"{path}: has {len(content)} bytes, expected a multiple of {2 + _PIXELS} (two "
             f"labels and {_PIXELS} bytes an image)"
         )
-    rows = content.reshape(-1, 2 + _PIXELS)  # coarse label, fine label, pixels
+    rows = np.frombuffer(content, np.uint8).reshape(-1, 2 + _PIXELS)  # coarse, fine label, pixels
     labels = rows[:, 1]
     for i in np.flatnonzero(labels > 99)[:1]:
         raise InputError(f"{path}: image {i}: expected a label in 0..99, got {labels[i]}")
     x = normalised(rows[:, 2:].reshape(-1, 3, 32, 32))
     return Images(_resized(x, side), torch.from_numpy(labels.astype(np.int64)))
+
+
+class _Arrays(pickle.Unpickler):
+    """Reads arrays, lists and dicts alone."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse what is not of an array."""
+        if module.split(".")[0] == "numpy" and name in ("_reconstruct", "ndarray", "dtype"):
+            return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def _records(path: Path, content: bytes) -> bytes:
+    """Return the records of the binary version from a file of the Python version."""
+    try:
+        found = _Arrays(io.BytesIO(content), encoding="bytes").load()
+        pixels, labels = found[b"data"], np.array(found[b"fine_labels"], np.uint8)
+        if pixels.dtype != np.uint8 or pixels.shape != (len(labels), _PIXELS):
+            raise ValueError(f"data of shape {pixels.shape}")
+        return np.column_stack([labels, labels, pixels]).tobytes()
+    except Exception as error:  # pickle raises nearly anything
+        raise InputError(f"{path}: is no file of CIFAR-100 ({type(error).__name__})") from None
 
 
 def normalised(colours: Any) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -358,13 +357,15 @@ def front_of(points: Sequence[Point], x: str = "accuracy", y: str = "p99_ms") ->
 
 
 def _point(router: str, load: str, runs: Sequence[Run]) -> Point:
+    from scipy.special import stdtrit  # quantile of Student's t
+
     rows = [_measures(run) for run in runs]
     table = np.array([row[: min(map(len, rows))] for row in rows])
     mean = dict(zip(MEASURES, table.mean(axis=0).tolist(), strict=False))
     images = sum(run.summary.completed for run in runs)
     mean["joules_per_image"] = sum(run.summary.energy_j or 0.0 for run in runs) / max(images, 1)
     spread = table.std(axis=0, ddof=1) if len(runs) > 1 else 0 * table[0]
-    half = _student(len(runs)) / math.sqrt(len(runs)) * spread
+    half = spread * stdtrit(max(len(runs) - 1, 1), 0.975) / len(runs) ** 0.5
     interval = dict(zip(MEASURES, half.tolist(), strict=False))
     return Point(load, router, len(runs), mean, interval, any(map(_saturated, runs)))
 
@@ -386,12 +387,3 @@ def _saturated(run: Run) -> bool:
     return (
         missing or not run.summary.completed or int(run.finish.max()) - last > max(0.05 * last, 5e7)
     )
-
-
-def _student(n: int) -> float:
-    """97.5 % quantile of Student's t with n - 1 degrees of freedom (Cornish-Fisher)."""
-    if n < 2:
-        return 0.0
-    z, v = 1.959964, n - 1
-    exact = {1: 12.7062, 2: 4.3027, 3: 3.1824}
-    return exact.get(v, z + (z**3 + z) / (4 * v) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v * v))

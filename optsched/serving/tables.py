@@ -137,7 +137,7 @@ def additive(known: Mapping[tuple[int, ...], float] = PUBLISHED, widths: int = 4
     uniform = [(w,) * segments for w in range(widths)]
     for row in uniform:
         if row not in known:
-            raise InputError(f'accuracy: the additive prior needs the uniform tuple "{_key(row)}"')
+            raise InputError(f"accuracy: the additive prior needs the uniform tuple {row}")
     gain = np.array([known[row] for row in uniform]) - known[uniform[0]]
     mixed = [row for row in known if len(set(row)) > 1]
     target = np.array([known[row] - known[uniform[0]] for row in mixed])
@@ -239,7 +239,3 @@ def _shares(gain: FloatArray, target: FloatArray) -> FloatArray:
     weight = 1e6 * max(1.0, float(np.abs(gain).max()))  # of the equation that the sum is 1
     found: FloatArray = nnls(np.vstack([gain, np.full(n, weight)]), np.append(target, weight))[0]
     return found / found.sum()
-
-
-def _key(row: tuple[int, ...]) -> str:
-    return ",".join(map(str, row))

@@ -45,22 +45,9 @@ def network_mmac(
     blocks: int = 2,
     in_channels: int = 3,
 ) -> list[list[list[float]]]:
-    """Return millions of multiply-accumulates of SlimResNet, [segment][input width][width].
+    """Return millions of multiply-accumulates of `SlimResNet`, [segment][input width][width].
 
-    Parameters
-    ----------
-    channels
-        Of every segment at width 1.
-    widths
-        Shares of them.
-    side
-        Pixels of an image's side; halved (rounded up) before every segment but the first.
-    classes
-        Outputs of the last segment.
-    blocks
-        Basic blocks of two 3x3 convolutions a segment.
-    in_channels
-        Of an image.
+    `side`, the pixels of an image's side, is halved (rounded up) before all segments but the first.
     """
     found = []
     for k, wide in enumerate(channels):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import pickle
 import sys
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,16 +20,12 @@ pytest.importorskip("sklearn")
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from optsched.errors import InputError, MissingExtra  # noqa: E402
-from optsched.serving import network  # noqa: E402
-from optsched.serving.network import (  # noqa: E402
-    Images,
-    SlimResNet,
-    cifar100,
-    digits,
-)
+from optsched.serving import network, profiler  # noqa: E402
+from optsched.serving.network import Images, SlimResNet, cifar100, digits  # noqa: E402
+from optsched.serving.tables import WIDTHS  # noqa: E402
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from program import Cli
 
 pytestmark = pytest.mark.torch
 
@@ -167,6 +166,22 @@ def test_cifar(tmp_path: Path) -> None:
     assert float(found.x[1, 1, 1, 1]) == pytest.approx(green, abs=1e-5)
     with pytest.raises(InputError, match=r"has no train\.bin; unpack"):
         cifar100(tmp_path)
+    pickled = {b"data": pixels, b"fine_labels": [41, 99], b"filenames": [b"a", b"b"]}
+    for given, message in (
+        (pickled, ""),
+        ({**pickled, b"data": pixels[:1]}, "ValueError"),
+        ({**pickled, b"fine_labels": [1, 256]}, "OverflowError"),
+        (Hostile(tmp_path / "harm"), "UnpicklingError"),
+        ([], "TypeError"),
+    ):
+        (tmp_path / "train").write_bytes(pickle.dumps(given, protocol=4))
+        if message:
+            with pytest.raises(InputError, match=rf"train: is no file of CIFAR-100 .{message}"):
+                cifar100(tmp_path)
+        else:
+            again = cifar100(tmp_path)
+            assert torch.equal(again.x, found.x) and torch.equal(again.y, found.y)
+    assert not (tmp_path / "harm").exists()
     for content, message in (
         (b"\0" * 3073, "has 3073 bytes, expected a multiple of 3074"),
         (b"", "has 0 bytes"),
@@ -175,3 +190,38 @@ def test_cifar(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(InputError, match=rf"test\.bin: {message}"):
             cifar100(tmp_path, "test")
+
+
+def test_cifar_through_all_commands(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train, profile, run and make, by files; the accuracy is that on the held-out images."""
+    monkeypatch.setattr(
+        profiler, "profile", functools.partial(profiler.profile, batches=(1, 2), repeats=1)
+    )
+    small: Any = ((8, 16, 16, 16), 1, 3, 2, WIDTHS, 0)
+    monkeypatch.setattr(SlimResNet.__init__, "__defaults__", small)
+    draw = np.random.default_rng(0)
+    for name, n in (("train", 32), ("test", 20)):
+        rows = draw.integers(0, 100, (n, 3074), np.uint8)
+        rows[:, 1] = np.arange(n) % 2
+        rows[:, 2:] += (60 * rows[:, 1:2]).astype(np.uint8)
+        Path(f"{name}.bin").write_bytes(rows.tobytes())
+    for words in (
+        "train --path . --side 8 --epochs 1 -o n.pt --accuracy a.json",
+        "profile --network n.pt --accuracy a.json -o s.json --side 8 --devices cpu --rate 20 "
+        "--seconds 1",
+        "run s.json --network n.pt --path . --log l.json",
+        "make --accuracy a.json --rate 100 --seconds 1 -o m.json",
+    ):
+        ran = cli("slim", *words.split())
+        assert ran.code == 0, ran.err
+    table, net = json.loads(Path("a.json").read_text()), network.load_network("n.pt")
+    test = cifar100(".", "test", 8)
+    assert len(table) == 256 and net.in_channels == 3
+    for widths in ((3, 3, 3, 3), (0, 1, 2, 3)):
+        with torch.inference_mode():
+            right = (net(test.x, widths).argmax(1) == test.y).double().mean()
+        assert table[",".join(map(str, widths))] == pytest.approx(100 * float(right))
+    for name in ("s.json", "m.json"):
+        assert json.loads(Path(name).read_text())["accuracy"] == pytest.approx(table, abs=1e-3)
+    ran = cli("slim", "run", "s.json", "--network", "n.pt")
+    assert ran.code == 2 and "--path FOLDER serves CIFAR-100" in ran.err
