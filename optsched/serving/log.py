@@ -111,7 +111,33 @@ class Log:
 
     def to_json(self) -> bytes:
         """Return the document ``optsched.serving-log/1``."""
-        return log_to_json(self)
+        from optsched.version import __version__
+
+        names, ids = [one.id for one in self.scenario.servers], self.scenario.ids
+        entries = [_Entry(ids[r], queued / NS_PER_MS) for r, queued in self.entries.tolist()]
+        members: dict[str, Any] = {"format": FORMAT}
+        if self.wall_clock:
+            members["wall_clock"] = True
+        if self.horizon is not None:
+            members["horizon_ms"] = self.horizon / NS_PER_MS
+        members["provenance"] = {
+            "optsched": __version__, "instance_sha256": self.scenario.sha256, **self.provenance
+        }  # fmt: skip
+        members["summary"] = self.summary
+        members["instances"] = rows(
+            _Instance(names[s], i, k, w, load / NS_PER_MS, ready / NS_PER_MS,
+                      None if unload < 0 else unload / NS_PER_MS)
+            for s, i, k, w, load, ready, unload in self.instances.tolist()
+        )  # fmt: skip
+        members["batches"] = rows(
+            _Batch(
+                names[s], i, k, w, start / NS_PER_MS, end / NS_PER_MS, entries[first : first + n]
+            )
+            for s, i, k, w, start, end, n, first in self.batches.tolist()
+        )
+        if len(self.sheds):
+            members["shed"] = rows(_Shed(ids[r], at / NS_PER_MS) for r, at in self.sheds.tolist())
+        return lines(members)
 
     def schedule(self) -> Schedule:
         """Return one operation per load and per batch, one resource per instance.
@@ -284,32 +310,3 @@ def _number(place: str, given: Any, names: Any = None) -> int:
     if place.endswith("_ms"):
         return -1 if given is None else round(milliseconds(place, given) * NS_PER_MS)
     return integer(place, given, 0, MAX_INTEGER)
-
-
-def log_to_json(log: Log) -> bytes:
-    """Return the document ``optsched.serving-log/1``, one line per instance and batch."""
-    from optsched.version import __version__
-
-    names, ids = [one.id for one in log.scenario.servers], log.scenario.ids
-    entries = [_Entry(ids[r], queued / NS_PER_MS) for r, queued in log.entries.tolist()]
-    members: dict[str, Any] = {"format": FORMAT}
-    if log.wall_clock:
-        members["wall_clock"] = True
-    if log.horizon is not None:
-        members["horizon_ms"] = log.horizon / NS_PER_MS
-    members["provenance"] = {
-        "optsched": __version__, "instance_sha256": log.scenario.sha256, **log.provenance
-    }  # fmt: skip
-    members["summary"] = log.summary
-    members["instances"] = rows(
-        _Instance(names[s], i, k, w, load / NS_PER_MS, ready / NS_PER_MS,
-                  None if unload < 0 else unload / NS_PER_MS)
-        for s, i, k, w, load, ready, unload in log.instances.tolist()
-    )  # fmt: skip
-    members["batches"] = rows(
-        _Batch(names[s], i, k, w, start / NS_PER_MS, end / NS_PER_MS, entries[first : first + n])
-        for s, i, k, w, start, end, n, first in log.batches.tolist()
-    )
-    if len(log.sheds):
-        members["shed"] = rows(_Shed(ids[r], at / NS_PER_MS) for r, at in log.sheds.tolist())
-    return lines(members)

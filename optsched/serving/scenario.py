@@ -325,7 +325,10 @@ class Scenario:
     @cached_property
     def sha256(self) -> str:
         """Hash of all fields but the name."""
-        return hashlib.sha256(content(self)).hexdigest()
+        whole: list[Any] = [_fields(self), self.arrival.tolist(), self.ids]
+        if self.deadline_ms is not None:
+            whole.append(self.deadline.tolist())
+        return hashlib.sha256(msgspec.json.encode(whole, order="deterministic")).hexdigest()
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Scenario:
@@ -502,14 +505,6 @@ def to_json(scenario: Scenario) -> bytes:
         due = [None if one == math.inf else one for one in scenario.deadline_ms.tolist()]
     members["requests"] = rows(map(_Request, scenario.ids, scenario.arrival_ms.tolist(), due))
     return lines(members)
-
-
-def content(scenario: Scenario) -> bytes:
-    """Return all fields but the name, for the hash."""
-    whole: list[Any] = [_fields(scenario), scenario.arrival.tolist(), scenario.ids]
-    if scenario.deadline_ms is not None:
-        whole.append(scenario.deadline.tolist())
-    return msgspec.json.encode(whole, order="deterministic")
 
 
 def _fields(scenario: Scenario) -> dict[str, Any]:

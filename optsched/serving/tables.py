@@ -237,5 +237,6 @@ def _shares(gain: FloatArray, target: FloatArray) -> FloatArray:
     if not len(target):
         return np.full(n, 1 / n)
     weight = 1e6 * max(1.0, float(np.abs(gain).max()))  # of the equation that the sum is 1
-    found: FloatArray = nnls(np.vstack([gain, np.full(n, weight)]), np.append(target, weight))[0]
-    return found / found.sum()
+    found = nnls(np.vstack([gain, np.full(n, weight)]), np.append(target, weight))[0]
+    share: FloatArray = found / found.sum()
+    return share
