@@ -97,7 +97,7 @@ class Decision:
         self, status: Status, model: BandwidthModel, dispatchers: dict[Policy, Dispatcher]
     ) -> None:
         self.status, self.steps = status, list[list[Any]]()
-        self.answer = Changed(version=status.version, free=0)
+        self.answer: Changed
         self._model, self._dispatchers = model, dispatchers
 
     def make(self, change: Parts) -> Decision:
@@ -105,10 +105,11 @@ class Decision:
         if change.version not in (None, self.status.version):
             text = f"expected {self.status.version}, got {change.version}"
             raise Conflict(f"version: {text}: the cluster has changed", self.status.version)
+        hit: tuple[str, ...] = ()
         if change.repair:
             self._do("repair", change.repair)
         if change.fail:
-            self.answer.hit = self.status.state.jobs_on(change.fail)
+            hit = self.status.state.jobs_on(change.fail)
             self._do("fail", change.fail)
         for i, name in enumerate(change.give):
             if name in self.status.running:
@@ -138,7 +139,7 @@ class Decision:
         version = self.status.version + 1
         self.status = self.status._replace(version=version)
         free = len(self.status.state.free)
-        self.answer = Changed(version=version, free=free, hit=self.answer.hit, started=started)
+        self.answer = Changed(version=version, free=free, hit=hit, started=started)
         return self
 
     def _do(self, *step: Any) -> None:
