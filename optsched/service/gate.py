@@ -90,19 +90,17 @@ class Gate:
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or refuse the request, or hand it on with its whole body."""
-        headers, reply = dict(scope["headers"]), None
         try:
-            self._check(scope, headers)
+            headers = self._checked(scope)
             body = await self._body(headers, receive)
         except ClientDisconnect:
             return
         except Refused as error:
-            body, reply = b"", refused(error)
+            await response(refused(error))(scope, receive, send)
+            return
         name = _QUICK.get(scope["path"]) if scope["method"] == "POST" else None
-        is_short = len(body) <= self.settings.quick_body and not _LONG.search(body)
-        if reply is None and name and is_short:
+        if name and len(body) <= self.settings.quick_body and not _LONG.search(body):
             reply = answer(name, body, self.settings.timeout)
-        if reply is not None:
             await response(reply)(scope, receive, send)
             return
         ready: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -112,7 +110,9 @@ class Gate:
 
         await self.app(scope, replay, send)
 
-    def _check(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def _checked(self, scope: Scope) -> dict[bytes, bytes]:
+        """Return the headers of a request, or refuse it."""
+        headers = dict(scope["headers"])
         if self._secret is not None and scope["path"] != "/v1/health":
             given = _bearer(headers.get(b"authorization", b""))
             if not hmac.compare_digest(given, self._secret):
@@ -123,7 +123,7 @@ class Gate:
         if self._secret is None and not is_loopback(name.strip("[]")):
             text = f"expected localhost, got {host!r:.60}; a service without token is local"
             raise Refused(403, f"host: {text}", host[:60])
-        if (size := sum(map(len, headers.values()))) > _MOST_HEADERS:
+        if (size := sum(len(k) + len(v) for k, v in scope["headers"])) > _MOST_HEADERS:
             raise Refused(413, f"headers: expected at most {_MOST_HEADERS} bytes, got {size}", size)
         if self.n > (most := self.settings.in_flight):
             text = f"{most} requests are being answered; send it again later"
@@ -134,6 +134,7 @@ class Gate:
                 value = kind.decode("latin-1")[:60]
                 text = f"content-type: expected application/json, got {value!r}"
                 raise Refused(415, text, value)
+        return headers
 
     async def _body(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         most, limit, parts = self.settings.max_body, self.settings.timeout, list[bytes]()

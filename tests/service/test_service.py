@@ -199,6 +199,7 @@ def test_gate_refuses_before_an_endpoint_runs() -> None:
     kind = {"content-type": "application/json"}
     refused(found.post("/v1/choose", content=chunks, headers=kind), 413, "body")
     refused(found.get("/v1/health", headers={"host": "evil.example:80"}), 403, "host")
+    refused(found.get("/v1/health", headers=[("x", "a" * 5000)] * 20), 413, "headers")
     refused(found.get("/v1/schemas/nosuch"), 400, "name")
     for host in ("LocalHost:1", "127.0.0.1", "[::1]:8765", "[::1]"):
         assert found.get("/v1/health", headers={"host": host}).status_code == 200
