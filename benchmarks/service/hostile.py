@@ -14,7 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.service.server import Connection, service
-from optsched.service.queries import QUERIES
+from optsched.service.queries import PATHS, QUERIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,7 @@ async def send(port: int, seed: int, count: int, found: Counter[str]) -> None:
     connection = Connection(port)
     await connection.open()
     for _, (name, body) in zip(range(count), bodies(seed), strict=False):
-        status, content = await connection.post(f"/v1/{name.replace('_', '-')}", body)
+        status, content = await connection.post(PATHS[name], body)
         found[f"status {status}"] += 1
         if text := fault(status, content):
             found[f"FAULT: {text}"] += 1

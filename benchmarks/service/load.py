@@ -17,7 +17,7 @@ from collections import Counter
 from benchmarks.service.server import Connection, Service, service
 from optsched.bandwidth import synthetic
 from optsched.bandwidth.topology import documents
-from optsched.service.queries import QUERIES
+from optsched.service.queries import PATHS, QUERIES
 
 
 def cases() -> list[tuple[str, str]]:
@@ -34,7 +34,7 @@ def cases() -> list[tuple[str, str]]:
         ]},
     }  # fmt: skip
     rows = [("decide", decide), *(("choose", body | {"gpus": k}) for k in (2, 4, 8))]
-    return [(f"/v1/{path}", json.dumps(one)[:-1]) for path, one in rows]
+    return [(PATHS[name], json.dumps(one)[:-1]) for name, one in rows]
 
 
 async def one_connection(

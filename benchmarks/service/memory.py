@@ -16,7 +16,7 @@ import time
 
 from benchmarks.service.hostile import damaged
 from benchmarks.service.server import Connection, Service, service
-from optsched.service.queries import QUERIES
+from optsched.service.queries import PATHS, QUERIES
 
 SHARES = {"choose": 30, "decide": 30, "scores": 10, "what_if": 10, "verify": 10, "clear": 2,
           "plan": 1, "solve": 1}  # fmt: skip
@@ -43,7 +43,7 @@ async def load(running: Service, rate: float, end: float, seed: int, counts: lis
         due = max(due + 1 / rate, now - 1)
         await asyncio.sleep(due - now)
         (name,) = rng.choices([*SHARES], [*SHARES.values()])
-        status, content = await connection.post(f"/v1/{name.replace('_', '-')}", body(rng, name))
+        status, content = await connection.post(PATHS[name], body(rng, name))
         assert status < 500, content
         counts[0] += 1
 

@@ -44,9 +44,7 @@ class Service(NamedTuple):
 @contextmanager
 def service(*options: str) -> Iterator[Service]:
     """Start a service on a free port of the loopback interface; stop it by SIGTERM."""
-    process = subprocess.Popen(
-        [*COMMAND, *options], stdout=subprocess.PIPE, text=True, env={**os.environ}
-    )
+    process = subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -12,13 +12,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sqlite3
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.service.server import Connection, service
 from optsched import plan
 from optsched.bandwidth import ClusterState, synthetic
 from optsched.errors import InputError
@@ -34,8 +34,6 @@ RECORD = b'{"id": "5f0c8f5e-6d0a-4c1e", "steps": [["take", "n01:0-7", "job"]], "
 
 async def one_client(port: int, name: str, end: float, times: list[float]) -> None:
     """Start and end one job in turn."""
-    from benchmarks.service.server import Connection
-
     connection, k = Connection(port), 0
     await connection.open()
     while (begin := time.perf_counter()) < end or k % 2:
@@ -47,17 +45,9 @@ async def one_client(port: int, name: str, end: float, times: list[float]) -> No
         k += 1
 
 
-def cpu(pid: int) -> float:
-    """Return the milliseconds of processor time of a process so far."""
-    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return 1000 * sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-
-
 async def over_http(running: Service, seconds: float, connections: int, hosts: int) -> None:
     """Create a cluster, load it, and print a row."""
-    from benchmarks.service.server import Connection
-
-    port, before = running.port, 0.0
+    port = running.port
     first, times = Connection(port), list[float]()
     await first.open()
     snapshot = plan.ClusterSnapshot(ClusterState.idle(synthetic.cluster("nvswitch", hosts)))
@@ -66,13 +56,13 @@ async def over_http(running: Service, seconds: float, connections: int, hosts: i
     assert status == 200, content
     for length in (2, seconds):
         times.clear()
-        before = cpu(running.process.pid)
+        before = running.cpu()
         end = time.perf_counter() + length
         clients = (one_client(port, f"{length}-{i}", end, times) for i in range(connections))
         await asyncio.gather(*clients)
     times.sort()
     row = [f"{1000 * times[int(len(times) * q)]:.1f}" for q in (0.5, 0.9, 0.99)]
-    used = (cpu(running.process.pid) - before) / len(times)
+    used = 1000 * (running.cpu() - before) / len(times)
     print(f"{len(times) / seconds:7.0f} {' '.join(f'{one:>7}' for one in row)} {used:7.2f}")
 
 
@@ -132,8 +122,6 @@ def main() -> None:
         if given.files:
             files(Path(folder))
             return
-        from benchmarks.service.server import service
-
         print("    1/s  p50 ms  p90 ms  p99 ms  CPU ms of a change")
         with service("--workers", "1", "--state", folder) as running:
             asyncio.run(over_http(running, given.seconds, given.connections, given.hosts))
