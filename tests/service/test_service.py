@@ -82,7 +82,7 @@ def client(**settings: Any) -> TestClient:
     return TestClient(create_app(Settings(**settings)), base_url="http://localhost")
 
 
-def metric(found: TestClient, name: str) -> float:
+def metric(found: Any, name: str) -> float:
     """The value of a line of /v1/metrics."""
     lines = found.get("/v1/metrics").text.splitlines()
     return next((float(one.split()[-1]) for one in lines if one.startswith(f"{name} ")), 0.0)
@@ -90,7 +90,9 @@ def metric(found: TestClient, name: str) -> float:
 
 def until(condition: Any) -> None:
     """Poll a condition."""
+    end = time.monotonic() + 60
     while not condition():
+        assert time.monotonic() < end
         time.sleep(0.01)
 
 

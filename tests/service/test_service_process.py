@@ -10,13 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+import test_service
+from test_service import until
 
 from benchmarks.service.server import Service, service
 from optsched.problems.jobshop import generator
@@ -44,16 +45,7 @@ def client(running: Service) -> Any:
 def metric(running: Service, name: str) -> float:
     """The value of a line of /v1/metrics."""
     with client(running) as found:
-        lines = found.get("/v1/metrics").text.splitlines()
-    return next((float(one.split()[-1]) for one in lines if one.startswith(f"{name} ")), 0.0)
-
-
-def until(condition: Any, seconds: float = 60) -> None:
-    """Poll a condition."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+        return test_service.metric(found, name)
 
 
 def raw(running: Service, data: bytes) -> bytes:
