@@ -1,4 +1,4 @@
-"""``optsched gpus topology``: import, show and check, through the commands."""
+"""``optsched gpus topology``: import, show and state, through the commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`optsched serve-...` as users call them."""
+"""`optsched slim` as users call it."""
 
 from __future__ import annotations
 
