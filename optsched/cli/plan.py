@@ -16,6 +16,8 @@ from optsched.io.files import check_outputs, read_text
 from optsched.io.strict_json import parse
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from optsched.model.schedule import Schedule
     from optsched.plan import ClusterSnapshot, MovePlan
 
@@ -124,7 +126,7 @@ def plan(
         _train(schedule, train)
 
 
-def _only(given: dict[str, object], possible: bool, where: str) -> None:
+def _only(given: Mapping[str, object], possible: bool, where: str) -> None:
     """Refuse options that would have no effect."""
     for name, value in given.items():
         if value is not None and not possible:
