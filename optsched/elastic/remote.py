@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.elastic import door
-from optsched.elastic.workers import Setting, forkserver_context, work
+from optsched.elastic.workers import Setting, forkserver_context, versions, work
 from optsched.errors import InputError, OptschedError
-from optsched.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +19,7 @@ _PATIENCE_S: Final = 60  # in which a pool that cannot be reached may come back
 
 def hello(device: str) -> dict[str, str]:
     """Return what pools check: they take workers of the same versions and kind of device."""
-    return {"optsched": __version__, "torch": version("torch"), "device": device}
+    return {**versions(), "device": device}
 
 
 def join(

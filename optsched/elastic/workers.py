@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from importlib.metadata import version
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -104,7 +105,7 @@ class Processes:
     """
 
     interrupted = False  # by `interrupt`
-    vacant: set[int] = set()  # noqa: RUF012 (every pool makes its set)
+    vacant: set[int]
     """Slots whose workers have not joined, or died and are not replaced yet."""
 
     def __init__(
@@ -261,12 +262,9 @@ class Processes:
 
     def _refusal(self, hello: dict[str, Any]) -> str:
         """Why a worker cannot join; "" if it can."""
-        from torch import __version__ as torch_version
-
-        ours = {"optsched": __version__, "torch": str(torch_version)}
-        for name, version in ours.items():
-            if hello.get(name) != version:
-                return f"it has {name} {version}, this host {hello.get(name)}; install the same"
+        for name, ours in versions().items():
+            if hello.get(name) != ours:
+                return f"it has {name} {ours}, this host {hello.get(name)}; install the same"
         kinds = {device.partition(":")[0] for device in self.devices if device}
         if kinds - {str(hello.get("device")).partition(":")[0]}:
             return f"its workers have devices of kind {', '.join(kinds)}; see --devices"
@@ -283,6 +281,11 @@ class Processes:
     def _send(self, slot: int, message: tuple[Any, ...]) -> None:
         with suppress(OSError):  # `wait` reports its death
             self._pipes[slot].send(message)
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that all workers of a pool need alike."""
+    return {"optsched": __version__, "torch": version("torch")}
 
 
 def forkserver_context(modules: Iterable[str]) -> Any:

@@ -53,6 +53,7 @@ class SimulatedPool(Processes):
         self.pass_time, self.start = pass_time, start
         self.time = 0
         self.devices = ["cpu"] * slots
+        self.vacant = set()
         self.due: list[tuple[int, Event]] = []
         self.open: dict[str, tuple[Order, int, int, float]] = {}  # order, begin, end, part done
         self.stopped: dict[str, tuple[Order, float]] = {}
