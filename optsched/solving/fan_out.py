@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.io.values import integer, one_of
@@ -18,6 +18,8 @@ from optsched.io.values import integer, one_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
 
+_Call: TypeAlias = "tuple[Callable[[Any], Any], int, Any, bool]"
+_Ended: TypeAlias = "tuple[int, Any, type[OptschedError] | None, str]"
 Cell = TypeVar("Cell")
 Value = TypeVar("Value")
 
@@ -54,30 +56,18 @@ def fan_out(
     `InputError`; the death of a process, or a cluster without workers, an `OptschedError` (with
     dask the deaths are the outcome of one call, and the others go on).
     """
-    from joblib import Parallel, delayed, parallel_config  # type: ignore[import-untyped]
-
     name, given = engine or Engine()
     one_of("engine", name, ENGINES)
     jobs = 1 if name == "loky" else -1
     jobs = jobs if given is None else integer("jobs", given, 1, 4096)
     here = name == "loky" and jobs == 1
-    settings: dict[str, Any] = {"n_jobs": jobs, "batch_size": 1, "max_nbytes": None}
-    if name == "loky":  # which keeps workers for the next call, if they are of the same place
-        place = os.getpid(), os.getcwd(), tuple(sys.path)
-        settings["initializer"], settings["initargs"] = _begin, place
-    elif jobs > 0:  # the number of calls in flight; the cluster has its size already
-        settings["pre_dispatch"] = jobs
-    calls: Iterator[Any] = (
-        delayed(_called)(function, i, cell if here else pickle.dumps(cell), here)
-        for i, cell in enumerate(cells)
+    calls = (
+        (function, i, cell if here else pickle.dumps(cell), here) for i, cell in enumerate(cells)
     )
-    settings["return_as"] = "list" if name == "ray" else "generator_unordered"
     try:
         with _cluster(name, jobs) as client:
-            with parallel_config(backend="loky" if client else name):
-                parallel = Parallel(**settings)
             for index, value, kind, text in (
-                _on_dask(client, calls, jobs) if client else parallel(calls)
+                _on_dask(client, calls, jobs) if client else _by_joblib(name, calls, jobs)
             ):
                 yield Outcome(index, value, None if kind is None else kind(text))
     except (RuntimeError, TimeoutError) as error:  # of loky and dask, about their workers
@@ -85,7 +75,23 @@ def fan_out(
         raise OptschedError(f"engine {name}: {type(error).__name__}: {text}") from None
 
 
-def _on_dask(client: Any, calls: Iterator[Any], jobs: int) -> Iterator[tuple[Any, ...]]:
+def _by_joblib(name: str, calls: Iterator[_Call], jobs: int) -> Iterator[_Ended]:
+    """Yield results of calls, with loky as they end."""
+    from joblib import Parallel, delayed, parallel_config  # type: ignore[import-untyped]
+
+    settings: dict[str, Any] = {"n_jobs": jobs, "batch_size": 1, "max_nbytes": None}
+    if name == "loky":  # which keeps workers for the next call, if they are of the same place
+        settings["return_as"] = "generator_unordered"
+        place = os.getpid(), os.getcwd(), tuple(sys.path)
+        settings["initializer"], settings["initargs"] = _begin, place
+    elif jobs > 0:  # the number of calls in flight; the cluster has its size already
+        settings["pre_dispatch"] = jobs
+    with parallel_config(backend=name):
+        parallel = Parallel(**settings)
+    return iter(parallel(delayed(_called)(*call) for call in calls))
+
+
+def _on_dask(client: Any, calls: Iterator[_Call], jobs: int) -> Iterator[_Ended]:
     """Yield results of calls as they end, errors of calls whose workers die included.
 
     joblib waits for ever for such a call.
@@ -97,12 +103,12 @@ def _on_dask(client: Any, calls: Iterator[Any], jobs: int) -> Iterator[tuple[Any
     positions: dict[str, int] = {}
 
     def submit(number: int) -> None:
-        for function, given, _ in itertools.islice(calls, number):
+        for call in itertools.islice(calls, number):
             try:
-                future = client.submit(function, *given, pure=False)
+                future = client.submit(_called, *call, pure=False)
             except Exception as error:  # of the scheduler: it has ended
                 raise RuntimeError(f"{error}") from None
-            positions[future.key] = given[1]
+            positions[future.key] = call[1]
             running.add(future)  # type: ignore[no-untyped-call]
 
     submit(jobs if jobs > 0 else sum(client.ncores().values()))
@@ -115,19 +121,13 @@ def _on_dask(client: Any, calls: Iterator[Any], jobs: int) -> Iterator[tuple[Any
         yield found
 
 
-def _called(
-    function: Callable[[Any], Any], index: int, cell: Any, here: bool
-) -> tuple[int, Any, type[OptschedError] | None, str]:
+def _called(function: Callable[[Any], Any], index: int, cell: Any, here: bool) -> _Ended:
     """Call in a worker; exceptions travel as text, since not all of them can be pickled."""
     try:
         return index, function(cell if here else pickle.loads(cell)), None, ""
     except OptschedError as error:
-        return (
-            index,
-            None,
-            InputError if isinstance(error, InputError) else OptschedError,
-            f"{error}",
-        )
+        kind = InputError if isinstance(error, InputError) else OptschedError
+        return index, None, kind, f"{error}"
     except Exception as error:
         return index, None, OptschedError, f"{type(error).__name__}: {error}"
 
