@@ -21,7 +21,7 @@ from optsched.io.text import one_line
 from optsched.io.values import file_label, integer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rich.table import Table
 
@@ -63,8 +63,11 @@ def elastic(
     from optsched.elastic.runner import run
 
     if join is not None:
-        other = jobs or listen or folder or out or metrics or plot or demo * "--demo"
-        _join(join, slots, devices, other, quiet=quiet)
+        taken = {
+            "JOBS": jobs, "--listen": listen, "--remote": remote, "--folder": folder, "-o": out,
+            "--metrics": metrics, "--plot": plot, "--demo": demo or None,
+        }  # fmt: skip
+        _join(join, slots, devices, taken, quiet=quiet)
         return
     if demo:
         if jobs is not None:
@@ -111,14 +114,20 @@ def elastic(
 
 
 def _join(
-    address: str, slots: int | None, devices: str | None, other: object, *, quiet: bool
+    address: str,
+    slots: int | None,
+    devices: str | None,
+    taken: Mapping[str, object],
+    *,
+    quiet: bool,
 ) -> None:
     """Be workers of a pool until it ends."""
     from optsched.elastic.remote import join
     from optsched.elastic.runner import devices_of
 
-    if other:
-        raise InputError(f"join: jobs are those of the pool at {address}; leave out {other}")
+    for name, value in taken.items():
+        if value is not None:
+            raise InputError(f"join: jobs are those of the pool at {address}; leave out {name}")
     given = None if devices is None else devices.split(",")
     slots = len(given or "1") if slots is None else integer("slots", slots, 1, 4096)
     places = devices_of(given, slots)
