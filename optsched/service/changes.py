@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from optsched.service.known import Known, Status
 
 Some = msgspec.Meta(max_length=1000)
+Once = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+"""A repeated id gets the first answer again and changes nothing."""
 
 
 class Parts(
@@ -52,8 +54,7 @@ class Parts(
 class Change(Parts, kw_only=True, frozen=True):
     """Changes of a live cluster that are made once."""
 
-    id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-    """A repeated id gets the first answer again and changes nothing."""
+    id: Once
 
 
 class Changed(Answer, kw_only=True):

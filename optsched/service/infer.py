@@ -14,6 +14,7 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.strict_json import decode
 from optsched.service.answers import Refused, read_tree
+from optsched.service.requests import Answer, Body
 from optsched.service.routes import Route
 from optsched.serving.executor import DeadlineMissed, RequestsLost
 
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
     from starlette.requests import Request
 
-    from optsched.serving.live import Answer, LiveServer
+    from optsched.serving.live import Answer as Output
+    from optsched.serving.live import LiveServer
 
 
-class Infer(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+class Infer(Body, kw_only=True):
     """Classify an image."""
 
     image: list[Any] | str
@@ -35,13 +37,11 @@ class Infer(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Floats are normalised as in training; uint8: colours 0 to 255, normalised as CIFAR-100."""
     deadline_ms: Annotated[float, msgspec.Meta(ge=0)] | None = None
     """Time until the answer is due."""
-    id: int | str | None = None
 
 
-class Inferred(msgspec.Struct, omit_defaults=True, kw_only=True):
+class Inferred(Answer, kw_only=True):
     """Scores of an image."""
 
-    id: int | str | None = None
     label: int = msgspec.field(name="class")
     """Index of the highest score."""
     logits: list[float]
@@ -56,7 +56,7 @@ class Inferred(msgspec.Struct, omit_defaults=True, kw_only=True):
 def infer_route(server: LiveServer) -> Route:
     """Return the endpoint of a live server, which the caller stops."""
 
-    def submit(body: Infer) -> Future[Answer]:
+    def submit(body: Infer) -> Future[Output]:
         return server.submit(pixels(body), body.deadline_ms)
 
     async def infer(request: Request, data: bytes) -> Inferred:

@@ -10,14 +10,14 @@ import re
 import time
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from optsched.errors import InputError
 from optsched.io.strict_json import check_format, format_json, parse, placed
 from optsched.service.answers import Refused
-from optsched.service.changes import Change, Changed, Conflict, Decision
+from optsched.service.changes import Change, Changed, Conflict, Decision, Once
 from optsched.service.journal import Journal, StorageError
 from optsched.service.known import Known, Status
 from optsched.service.requests import snapshot_of
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 class Create(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """Start a live cluster from a snapshot."""
 
-    id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    id: Once
     snapshot: dict[str, Any]
     """``optsched.snapshot/1``."""
     model: dict[str, Any] | None = None
