@@ -393,10 +393,13 @@ def test_every_help_has_an_example(cli: Cli) -> None:
 def test_former_names(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is refused in one line by a name that exists."""
     from optsched.cli.app import COMMANDS, GROUPS, RENAMED
+    from optsched.formats import read_problem
 
     for name, new in RENAMED.items():
         assert cli.refused(name, "x.json") == f"{name}: now `optsched {new}`"
         assert new.partition(" FILE")[0] in {*COMMANDS, *GROUPS, "--version"}
+    for text in read_problem._COMMANDS.values():  # for documents that are no instances
+        assert any(f"{text} ".startswith(f"{path} ") for path in COMMANDS)
     assert "Did you mean 'simulate'" in cli("cluster", "simulat").err
     assert cli("--version").out.strip() == optsched.__version__
     for name, value in [("", "complete_bash"), ("WORDS", "optsched gpus topology s"), ("CWORD", 3)]:
