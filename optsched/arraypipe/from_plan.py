@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 from subprocess import Popen
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
 from optsched.plan.array_document import planned_arrays, schedule_of
@@ -16,7 +16,8 @@ from optsched.plan.array_document import planned_arrays, schedule_of
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule
 
-_RUN = [sys.executable, "-c", "from optsched.cli import main; main()", "arraypipe", "run"]
+PROGRAM: Final = (sys.executable, "-c", "from optsched.cli import main; main()")
+"""Command line of ``optsched`` in a process of this interpreter."""
 
 
 def _folder(name: str) -> str:
@@ -66,12 +67,12 @@ def train(plan: Schedule, file: Path, folder: Path) -> bool:
         (place / "summary.json").unlink(missing_ok=True)
         saved = place / "checkpoints"
         ids = [plan.resources[gpu].name.rpartition("/")[2] for gpu in one.gpus]
-        words = [one.script, file, "--array", one.name, "--steps", one.steps, "-o", place,
-                 "--checkpoint", saved, *["--resume"] * saved.exists(),
+        words = ["arraypipe", "run", one.script, file, "--array", one.name, "--steps", one.steps,
+                 "-o", place, "--checkpoint", saved, *["--resume"] * saved.exists(),
                  *(["--ranks", len(ids)] if len(ids) > 1 else [])]  # fmt: skip
         env = {"OMP_NUM_THREADS": "1", **os.environ, "CUDA_VISIBLE_DEVICES": ",".join(ids)}
         with open(place / "log.txt", "wb") as log:
-            process = Popen([*_RUN, *map(str, words)], stdout=log, stderr=log, env=env)
+            process = Popen([*PROGRAM, *map(str, words)], stdout=log, stderr=log, env=env)
             running.append((one.name, place, process))
     for name, place, process in running:
         ended(process)

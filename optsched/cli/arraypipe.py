@@ -122,13 +122,13 @@ def run(
     Example: optsched arraypipe run train.py:make plan.schedule.json --checkpoint ckpt
     """
     from optsched.arraypipe.commands import run_script
-    from optsched.arraypipe.from_plan import chosen_array, ended
+    from optsched.arraypipe.from_plan import PROGRAM, chosen_array, ended
     from optsched.model.schedule import Schedule
 
     if ranks is not None and "RANK" not in os.environ:
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        program = ["--no-python", sys.executable, "-c", "from optsched.cli import main; main()"]
-        raise typer.Exit(ended(Popen([sys.executable, *launcher, *program, *sys.argv[1:]])))
+        program = [*launcher, "--no-python", *PROGRAM, *sys.argv[1:]]
+        raise typer.Exit(ended(Popen([sys.executable, *program])))
     settings = {"every": every, "verbose": not quiet}
     given = None if schedule is None else chosen_array(Schedule.read(schedule), array)
     if not run_script(script, given, steps, output, settings, checkpoint=checkpoint, resume=resume):

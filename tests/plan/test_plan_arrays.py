@@ -236,7 +236,7 @@ def test_commands_of_the_page(
         def __init__(self, words: list[str], env: dict[str, str], **_: Any) -> None:
             trained.append(env["CUDA_VISIBLE_DEVICES"])
             end = words.index("--ranks") if "--ranks" in words else len(words)
-            done = run("arraypipe", "run", *words[len(from_plan._RUN) : end])
+            done = run(*words[len(from_plan.PROGRAM) : end])
             assert done.code == 0, done.err
 
         def poll(self) -> int:
