@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
@@ -10,10 +11,12 @@ import msgspec
 from optsched.errors import InputError
 from optsched.io.strict_json import decode, shortened
 from optsched.model.schedule import Schedule
+from optsched.plan.array_document import planned_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from optsched.bandwidth import ClusterState
     from optsched.plan.planner import Verdict
     from optsched.plan.snapshot import ClusterSnapshot
 
@@ -69,11 +72,15 @@ class Former:
         if "plan" not in schedule.provenance:
             raise InputError("previous: provenance.plan is missing: the schedule is no plan")
         document = decode(dict(schedule.provenance), _Document, "previous: provenance")
-        names = {host.name for host in snapshot.cluster.hosts}
+        named = {resource.name: gpu for gpu, resource in enumerate(snapshot.cluster.resources)}
+        rows = zip(schedule.job.tolist(), schedule.op_resources.to_lists(), strict=True)
+        held = {schedule.job_names[job]: gpus for job, gpus in rows}
+        held |= {one.name: one.gpus for one in planned_arrays(schedule)}
         starts = {}
         for one in document.plan:
-            if one.gpus and all(part.partition(":")[0] in names for part in one.gpus.split()):
-                starts[one.job] = snapshot.cluster.parse(one.gpus, "gpus")
+            names = [schedule.resources[gpu].name for gpu in held.get(one.job, ())]
+            if one.gpus and names and all(name in named for name in names):
+                starts[one.job] = tuple(named[name] for name in names)
         return cls(snapshot, starts, document)
 
     def changes(self, verdicts: Sequence[Verdict]) -> tuple[Change, ...]:
@@ -86,7 +93,8 @@ class Former:
             back = " and is waiting again" if name in now else ""
             gpus = self.document.running[name]
             found.append(Change(name, "ended", f"{name} has left {gpus}{back}."))
-        before = set(self._gpus(self.document.down))
+        before = {gpu for part in self.document.down.split()
+                  for gpu in _gpus(part, state)}  # fmt: skip
         if failed := [gpu for gpu in state.down if gpu not in before]:
             found.append(Change("", "failed", f"{state.written(failed)} failed."))
         for name, one in entries.items():
@@ -99,11 +107,6 @@ class Former:
         for name, verdict in now.items():
             found += self._change(verdict, entries.get(name), ended, verdicts)
         return tuple(found)
-
-    def _gpus(self, text: str) -> tuple[int, ...]:
-        names = {host.name for host in self.snapshot.cluster.hosts}
-        known = " ".join(part for part in text.split() if part.partition(":")[0] in names)
-        return self.snapshot.cluster.parse(known, "gpus") if known else ()
 
     def _change(
         self, now: Verdict, old: _Entry | None, ended: Sequence[str], verdicts: Sequence[Verdict]
@@ -118,7 +121,7 @@ class Former:
             cause = f"{shortened(ended)} left GPUs" if ended else f"before: {old.text}"
             return [Change(name, "starts", f"{name} starts now on {gpus}: {cause}.")]
         if now.gpus:
-            if self.starts.get(name) == now.gpus:
+            if self.starts.get(name) == now.gpus or gpus == old.gpus:
                 return []
             cause = self._cause(now, old, verdicts)
             return [Change(name, "moves", f"{name} starts on {gpus}, not on {old.gpus}: {cause}.")]
@@ -150,3 +153,15 @@ class Former:
                      if former & set(one.gpus) and one.job.name != now.job.name]:  # fmt: skip
             return f"{shortened(taken)} gets GPUs of them"
         return "others that start could not start with it there"
+
+
+def _gpus(text: str, state: ClusterState) -> Sequence[int]:
+    """Return GPUs of a machine, none if it is not there; of a mere number those that are down."""
+    name, _, ids = text.partition(":")
+    try:
+        machine = state.cluster.machine(name)
+    except InputError:
+        return ()
+    if re.fullmatch(r"x\d{1,6}", ids):
+        return sorted(machine, key=lambda gpu: gpu not in state.down)[: int(ids[1:])]
+    return state.cluster.parse(text, "previous: down")

@@ -281,6 +281,23 @@ def test_sentences_of_changes() -> None:
         plan(first.snapshot, previous=first.starts)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("clique", [False, True])
+def test_former_starts_on_machines(clique: bool) -> None:
+    """Plans are kept where only numbers of GPUs are known, and on machines of a clique."""
+    cluster, names = synthetic.cluster("nvswitch", 2), frozenset({"n01", "n02"})
+    if clique:
+        hosts = tuple(Host(h, "t", (), (f"{h}1", f"{h}2")) for h in "ab")
+        cluster, names = Cluster(hosts, (HostType("t", 8, tray=4),)), frozenset[str]()
+    state = ClusterState(cluster, tuple(range(16)), unknown=names)
+    jobs = [PlanJob(name=f"w{k}", gpus=3, submit=k) for k in range(4)]
+    first = plan(ClusterSnapshot(state, jobs), sigma=0)
+    again = plan(ClusterSnapshot(state, jobs[1:]), sigma=0, previous=first)
+    assert {name: state.written(gpus) for name, gpus in again.starts.items()} == {
+        job.name: state.written(first.starts[job.name]) for job in jobs[1:]
+    }
+    assert [one.kind for one in again.changes] == ["gone"]
+
+
 def test_document_round_trip(tmp_path: Any) -> None:
     """A snapshot reads back as it was written, and its plan is the same."""
     snapshot = busy(PlanJob(name="w", gpus=3, level="leaf", bandwidth=1.5), quotas={"g": 9})
