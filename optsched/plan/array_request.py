@@ -11,11 +11,11 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import placed
+from optsched.io.text import NANOSECONDS
 from optsched.pipelines.cuts import balanced
 from optsched.problems.jobarray import document
 from optsched.problems.jobarray.problem import JobArray
 
-_NS: Final = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
 _TIMES: Final = (
     "forward", "backward", "weight", "recompute", "update", "switch", "lag_forward", "lag_backward"
 )  # fmt: skip
@@ -61,7 +61,7 @@ class ArrayRequest(
                 "(only the command line reads files)"
             )
         array = document.from_tree(self.problem, "problem")
-        factor = _NS[array.time_unit]
+        factor = NANOSECONDS[array.time_unit]
         tables = {key: getattr(array, key) for key in _TIMES if getattr(array, key) is not None}
         with placed("problem: "):
             return array.replace(

@@ -18,7 +18,7 @@ from optsched.solving.stop import Gap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.model.schedule import Resource, Schedule
+    from optsched.model.schedule import Schedule
     from optsched.plan.starts import Plan
 
 GOOD: Final = 0.002
@@ -56,9 +56,9 @@ def order_arrays(
         No order of an array was found in this time.
     """
     number("time_limit", time_limit, what="seconds")
-    resources = plan.snapshot.cluster.resources
-    kept = {} if previous is None else former_starts(previous, resources)
-    same = {one.name: one.sha256 for one in planned_arrays(previous)} if previous else {}
+    former = {} if previous is None else {
+        one.name: (one.sha256, _named(previous, one.gpus)) for one in planned_arrays(previous)
+    }  # fmt: skip
     chosen = [(one, one.job.array, one.job.array.on(len(one.gpus))) for one in plan.verdicts
               if one.gpus and one.job.array is not None]  # fmt: skip
     orders: dict[str, Schedule] = {}
@@ -66,7 +66,7 @@ def order_arrays(
     jobs, end = list[str](), time.perf_counter() + time_limit
     for k, (one, request, array) in enumerate(chosen):
         name, key = one.job.name, array.sha256
-        if previous and kept.get(name) == one.gpus and same[name] == key:
+        if previous and former.get(name) == (key, _named(plan.schedule, one.gpus)):
             schedule = schedule_of(previous, name)
         elif key in orders:
             schedule = orders[key]
@@ -94,7 +94,7 @@ def order_arrays(
     held = {job.name: where.gpus for job, where in plan.snapshot.running}
     held |= {one.job.name: one.gpus for one in plan.verdicts if one.gpus and not one.job.array}
     return join(
-        arrays, held, resources, name=plan.snapshot.name,
+        arrays, held, plan.schedule.resources, name=plan.snapshot.name,
         provenance={
             **plan.schedule.provenance, "jobs": [*jobs, *held], "busy_bound": plan.busy_bound,
             "arrays": [msgspec.to_builtins(one) for one, _ in arrays],
@@ -102,28 +102,21 @@ def order_arrays(
     )  # fmt: skip
 
 
-def former_starts(previous: Schedule, resources: Sequence[Resource]) -> dict[str, tuple[int, ...]]:
-    """Return the GPUs of arrays in a former plan, as numbers of the same names in a cluster."""
-    known = {resource.name: gpu for gpu, resource in enumerate(resources)}
-    found = {
-        one.name: tuple(known.get(previous.resources[gpu].name, -1) for gpu in one.gpus)
-        for one in planned_arrays(previous)
-    }
-    return {name: gpus for name, gpus in found.items() if min(gpus) >= 0}
+def _named(document: Schedule, gpus: Sequence[int]) -> list[str]:
+    """Return the names of GPUs."""
+    return [document.resources[gpu].name for gpu in gpus]
 
 
 def explain_arrays(document: Schedule, previous: Schedule | None = None) -> list[str]:
     """Describe every array of a plan in a sentence, and what differs from a former plan."""
-
-    def written(one: PlannedArray, found: Schedule) -> str:
-        return shortened([found.resources[gpu].name for gpu in one.gpus], 8)
-
     before = {} if previous is None else {
-        one.name: written(one, previous) for one in planned_arrays(previous)
+        one.name: shortened(_named(previous, one.gpus), 8)
+        for one in planned_arrays(previous)
     }  # fmt: skip
     sentences, arrays = [], planned_arrays(document)
     for one in arrays:
-        gpus, old = written(one, document), before.pop(one.name, None)
+        gpus = shortened(_named(document, one.gpus), 8)
+        old = before.pop(one.name, None)
         place = f"starts on {gpus}" if old is None else f"moves from {old} to {gpus}"
         sentences.append(
             f"{one.name} {f'keeps {gpus}' if old == gpus else place}: {one.jobs} jobs every "

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from optsched.bandwidth import ClusterState, Job
 from optsched.errors import Infeasible, InputError
 from optsched.io.values import integer, number
 from optsched.plan.counts import Counts
@@ -15,11 +14,9 @@ from optsched.plan.snapshot import MOST_COST, ClusterSnapshot, PlanJob
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from optsched.bandwidth import BandwidthModel
+    from optsched.bandwidth import BandwidthModel, ClusterState
 
 TIME_LIMIT: Final = 10.0
-
-MOST_ALTERNATIVES: Final = 100
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -48,44 +45,33 @@ class MovePlan:
 
     def after(self) -> ClusterState:
         """Return the state after all changes, in which the request runs."""
-        old = self.snapshot.state
-        jobs = [
-            Job(job.name, self.move.get(job.name, job.gpus), job.demand)
-            for job in old.jobs
-            if job.name not in self.evict
-        ]
-        if self.request is not None:
-            jobs.append(Job(self.request.name, self.gpus))
-        used = set(old.down).union(*(job.gpus for job in jobs))
-        free = tuple(gpu for gpu in range(old.cluster.n_gpus) if gpu not in used)
-        return ClusterState(old.cluster, free, tuple(jobs), old.down, old.unknown)
+        state = self.snapshot.state
+        for name in (*self.evict, *self.move):
+            state = state.give(name)
+        for name, gpus in self.move.items():
+            state = state.take(gpus, name, self.snapshot.state.job(name).demand)
+        return state if self.request is None else state.take(self.gpus, self.request.name)
 
     def explain(self) -> list[str]:
         """Describe the changes, what they achieve and the proof, a sentence each."""
-        state = self.snapshot.state
-        facts = {job.name: job for job, _ in self.snapshot.running}
-        found = [
-            f"Evict {name} ({state.written(state.job(name).gpus)}, priority "
-            f"{facts[name].priority}): cost {facts[name].evict}."
-            for name in self.evict
-        ] + [
-            f"Move {name} from {state.written(state.job(name).gpus)} to {state.written(gpus)}: "
-            f"cost {facts[name].move}."
-            for name, gpus in self.move.items()
-        ]
+        written, found = self.snapshot.state.written, []
+        facts = {job.name: (job, written(at.gpus)) for job, at in self.snapshot.running}
+        for name in self.evict:
+            job, held = facts[name]
+            found.append(f"Evict {name} ({held}, priority {job.priority}): cost {job.evict}.")
+        for name, gpus in self.move.items():
+            job, held = facts[name]
+            found.append(f"Move {name} from {held} to {written(gpus)}: cost {job.move}.")
         found = found or ["No job needs to stop or to move."]
-        proved = self.status == "optimal"
         if self.request is None:
-            proof = "no moves free more" if proved else f"no moves free more than {self.bound}"
+            better = "moves free more"
             found.append(f"Free domains of the level {self.level}: {len(self.free)}.")
         else:
-            proof = "no plan is cheaper" if proved else f"no plan is cheaper than {self.bound}"
-            level = f" within one {self.request.level}" if self.request.level else ""
-            found.append(
-                f"{self.request.name} gets {self.request.gpus} GPUs{level}: "
-                f"{state.written(self.gpus)}."
-            )
-        return [*found, f"Total cost {self.cost}; {proof}{' (proved)' * proved}."]
+            better, name, level = "plan is cheaper", self.request.name, self.request.level
+            size = f"{self.request.gpus} GPUs{f' within one {level}' if level else ''}"
+            found.append(f"{name} gets {size}: {written(self.gpus)}.")
+        proof = " (proved)" if self.status == "optimal" else f" than {self.bound}"
+        return [*found, f"Total cost {self.cost}; no {better}{proof}."]
 
 
 def clear(
@@ -152,7 +138,7 @@ def alternatives(
     """
     from optsched_solvers.moves.search import cheapest
 
-    integer("k", k, 1, MOST_ALTERNATIVES)
+    integer("k", k, 1, 100)
     job = snapshot.request(request) if isinstance(request, str) else request
     if not isinstance(job, PlanJob):
         raise InputError(f"request: expected a PlanJob or its name, got {job!r:.60}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
+
+from optsched.bandwidth.topology.state import host_counts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,8 +73,7 @@ class Counts:
     @cached_property
     def at(self) -> list[list[tuple[int, int]]]:
         """Hosts of every job, with numbers of GPUs."""
-        host_of = self.snapshot.cluster.host_of
-        return [sorted(Counter(host_of[list(gpus)].tolist()).items()) for gpus in self.held]
+        return [[*host_counts(self.snapshot.cluster, gpus)[0].items()] for gpus in self.held]
 
     @cached_property
     def free(self) -> list[int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from optsched.bandwidth.topology.state import host_counts
 from optsched.cluster import WORK, Group, Job, Nodes, Start, Stay, Table, Workload, expected_starts
 from optsched.cluster import policies as registry
 from optsched.cluster.results.metrics import nearest_rank
@@ -98,19 +99,15 @@ class Forecast:
         self.honours = getattr(self.policy, "honours_max_slots", False) is True
 
     def starts(
-        self, started: Sequence[tuple[PlanJob, Sequence[int]]], waiting: Sequence[PlanJob]
+        self, started: Sequence[tuple[PlanJob, tuple[int, ...]]], waiting: Sequence[PlanJob]
     ) -> dict[str, tuple[int, ...]]:
         """Return percentiles of the start of every waiting job, in seconds from now.
 
         `started` has requests that start now and their GPUs; `waiting` those that can run later.
         """
         counts, cluster = self.counts, self.counts.snapshot.cluster
-        host_of = cluster.host_of
-        running = [(job, dict(at)) for job, at in zip(counts.jobs, counts.at, strict=True)]
-        running += [
-            (job, dict(sorted(Counter(host_of[list(gpus)].tolist()).items())))
-            for job, gpus in started
-        ]
+        held = [(job, where.gpus) for job, where in counts.snapshot.running]
+        running = [(job, host_counts(cluster, gpus)[0]) for job, gpus in (*held, *started)]
         types = [cluster.types[t].name for t in cluster.type_of]
         nodes = Nodes.of(
             counts.capacity, names=[host.name for host in cluster.hosts],
@@ -119,9 +116,9 @@ class Forecast:
         found = self._simulated(running, waiting, nodes)
         for group, gpus in self.quotas.items():
             mine = [job for job in waiting if job.group == group and job.gpus <= gpus]
-            held = [job for job, _ in running if job.group == group]
+            have = [job for job, _ in running if job.group == group]
             if mine and not self.honours:
-                now = [(job, {0: job.gpus}) for job in _within(held, gpus)]
+                now = [(job, {0: job.gpus}) for job in _within(have, gpus)]
                 pool = Nodes.of([gpus])
                 for name, times in self._simulated(now, mine, pool, group).items():
                     found[name] = tuple(map(max, found[name], times))

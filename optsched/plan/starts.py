@@ -87,33 +87,25 @@ class Plan:
                 rows.append((one.job, one.gpus, 0, "starts"))
             elif one.expected is not None:
                 rows.append((one.job, (), one.expected[1], "waits"))
-        by_gpu: list[list[int]] = [[] for _ in range(self.snapshot.cluster.n_gpus)]
-        for i, (_, gpus, _, _) in enumerate(rows):
-            for gpu in gpus:
-                by_gpu[gpu].append(i)
-        start = np.array([row[2] for row in rows], np.int64)
-        duration = np.array([row[0].time_left for row in rows], np.int64)
-        return Schedule(
+        held = Schedule(
             resources=self.snapshot.cluster.resources, name=self.snapshot.name, time_unit="s",
-            op_resources=Csr.of([list(row[1]) for row in rows]), duration=duration,
-            job=np.arange(len(rows)), kind=np.array([row[3] for row in rows], np.str_),
-            start=start, sequences=Csr.of(by_gpu),
-            objective=Objective(
-                "makespan", int((start + duration).max(initial=0)), None, "feasible"
-            ),
-            provenance={
-                "jobs": [row[0].name for row in rows], "policy": self.policy,
-                "now": self.snapshot.now, "gap": self.gap, "plan": [
-                    {"job": one.job.name, "gpus": state.written(one.gpus),
-                     "bandwidth": one.bandwidth, "why": one.why, "text": one.text,
-                     "expected": None if one.expected is None else list(one.expected)}
-                    for one in self.verdicts
-                ],
-                "running": {job.name: state.written(job.gpus) for job in state.jobs},
-                "down": state.written(state.down),
-                "changes": [one._asdict() for one in self.changes],
-            },
+            op_resources=Csr.of([row[1] for row in rows]), job=np.arange(len(rows)),
+            duration=np.array([row[0].time_left for row in rows], np.int64),
+            kind=np.array([row[3] for row in rows], np.str_),
         )  # fmt: skip
+        start = np.array([row[2] for row in rows], np.int64)
+        end = int((start + held.duration).max(initial=0))
+        return held.with_orders(held.users, start, Objective("makespan", end, None, "feasible"), {
+            "jobs": [row[0].name for row in rows], "policy": self.policy,
+            "now": self.snapshot.now, "gap": self.gap, "plan": [
+                {**one._asdict(), "job": one.job.name, "gpus": state.written(one.gpus),
+                 "expected": one.expected and [*one.expected]}
+                for one in self.verdicts
+            ],
+            "running": {job.name: state.written(job.gpus) for job in state.jobs},
+            "down": state.written(state.down),
+            "changes": [one._asdict() for one in self.changes],
+        })  # fmt: skip
 
 
 def plan(
