@@ -113,7 +113,7 @@ def kill_again_and_again(folder: Path, kills: int, clients: int, seed: int = 0) 
     cluster = synthetic.cluster("nvswitch", -(-clients * JOB_GPUS // 8))
     snapshot = plan.ClusterSnapshot(ClusterState.idle(cluster))
     job = plan.PlanJob(name="first", gpus=JOB_GPUS)
-    start_one(snapshot, job, BottleneckBandwidth(cluster))  # loads kernels before the first fork
+    start_one(snapshot, job, BottleneckBandwidth(cluster), {})  # kernels, before the first fork
     create = {"id": "create", "snapshot": json.loads(snapshot.to_json())}
     threads = [Client(f"job{i}") for i in range(clients)]
     unacknowledged = 0

@@ -27,21 +27,15 @@ if TYPE_CHECKING:
     from optsched.plan.starts import Plan, plan
 
 _MODULE_OF = {
-    name: module
-    for module, names in {
-        "array_request": "ArrayRequest",
-        "array_document": "PlannedArray planned_arrays schedule_of",
-        "arrays": "explain_arrays order_arrays",
-        "clearing": "MovePlan alternatives clear defragment",
-        "changes": "Change",
-        "expected": "PastJobs past_jobs",
-        "planner": "Verdict",
-        "live": "from_kubernetes from_run from_slurm",
-        "starts": "Plan plan",
-        "snapshot": "ClusterSnapshot PlanJob",
-    }.items()
-    for name in names.split()
-}
+    "ArrayRequest": "array_request", "Change": "changes", "Verdict": "planner",
+    **dict.fromkeys(("PlannedArray", "planned_arrays", "schedule_of"), "array_document"),
+    **dict.fromkeys(("explain_arrays", "order_arrays"), "arrays"),
+    **dict.fromkeys(("MovePlan", "alternatives", "clear", "defragment"), "clearing"),
+    **dict.fromkeys(("PastJobs", "past_jobs"), "expected"),
+    **dict.fromkeys(("from_kubernetes", "from_run", "from_slurm"), "live"),
+    **dict.fromkeys(("ClusterSnapshot", "PlanJob"), "snapshot"),
+    **dict.fromkeys(("Plan", "plan"), "starts"),
+}  # fmt: skip
 
 __all__ = [
     "ArrayRequest", "Change", "ClusterSnapshot", "MovePlan", "PastJobs", "Plan", "PlanJob",

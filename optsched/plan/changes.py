@@ -93,8 +93,7 @@ class Former:
             back = " and is waiting again" if name in now else ""
             gpus = self.document.running[name]
             found.append(Change(name, "ended", f"{name} has left {gpus}{back}."))
-        before = {gpu for part in self.document.down.split()
-                  for gpu in _gpus(part, state)}  # fmt: skip
+        before = {gpu for text in self.document.down.split() for gpu in _gpus(text, state)}
         if failed := [gpu for gpu in state.down if gpu not in before]:
             found.append(Change("", "failed", f"{state.written(failed)} failed."))
         for name, one in entries.items():

@@ -75,12 +75,9 @@ class MovePlan:
 
 
 def clear(
-    snapshot: ClusterSnapshot,
-    request: PlanJob | str,
-    *,
-    model: BandwidthModel | None = None,
+    snapshot: ClusterSnapshot, request: PlanJob | str, *, model: BandwidthModel | None = None,
     time_limit: float = TIME_LIMIT,
-) -> MovePlan | None:
+) -> MovePlan | None:  # fmt: skip
     """Find the cheapest evictions and moves after which a request can start.
 
     A moved job gets as many GPUs on hosts of its type, within its level, with its pods together
@@ -125,13 +122,9 @@ def clear(
 
 
 def alternatives(
-    snapshot: ClusterSnapshot,
-    request: PlanJob | str,
-    k: int,
-    *,
-    model: BandwidthModel | None = None,
-    time_limit: float = TIME_LIMIT,
-) -> list[MovePlan]:
+    snapshot: ClusterSnapshot, request: PlanJob | str, k: int, *,
+    model: BandwidthModel | None = None, time_limit: float = TIME_LIMIT,
+) -> list[MovePlan]:  # fmt: skip
     """Find the k cheapest plans of which none contains the changes of a cheaper one.
 
     Arguments are those of `clear`; `time_limit` is for each plan. There may be fewer than k.
@@ -169,13 +162,9 @@ def alternatives(
 
 
 def defragment(
-    snapshot: ClusterSnapshot,
-    budget: int,
-    *,
-    level: str = "host",
-    model: BandwidthModel | None = None,
-    time_limit: float = TIME_LIMIT,
-) -> MovePlan:
+    snapshot: ClusterSnapshot, budget: int, *, level: str = "host",
+    model: BandwidthModel | None = None, time_limit: float = TIME_LIMIT,
+) -> MovePlan:  # fmt: skip
     """Find the moves of limited cost that leave most hosts, or domains, without any job.
 
     Of several such sets of moves one of the least cost is chosen. Jobs keep type, level, pods and

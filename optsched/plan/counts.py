@@ -23,21 +23,13 @@ WHOLE: Final = -1
 
 @dataclass(frozen=True, eq=False)
 class Counts:
-    """Numbers of GPUs by host.
-
-    Parameters
-    ----------
-    snapshot
-        The cluster.
-    requests
-        Jobs without GPUs to count in place of the running jobs.
-    after
-        State in place of that of the snapshot.
-    """
+    """Numbers of GPUs by host."""
 
     snapshot: ClusterSnapshot
     requests: Sequence[PlanJob] | None = None
+    """Jobs without GPUs to count in place of the running jobs."""
     after: ClusterState | None = None
+    """State in place of that of the snapshot."""
     _cells: dict[int, list[int]] = field(default_factory=dict)
 
     @property
@@ -48,8 +40,7 @@ class Counts:
     @cached_property
     def jobs(self) -> Sequence[PlanJob]:
         """The running jobs, or the requests."""
-        running = [job for job, _ in self.snapshot.running]
-        return running if self.requests is None else self.requests
+        return [job for job, _ in self.snapshot.running] if self.requests is None else self.requests
 
     @cached_property
     def unit(self) -> int:
@@ -78,13 +69,13 @@ class Counts:
     @cached_property
     def free(self) -> list[int]:
         """Free GPUs by host."""
-        return [int(n) for n in self.state.room]
+        return self.state.room.tolist()
 
     @cached_property
     def capacity(self) -> list[int]:
         """GPUs by host that are not down."""
-        cluster, down = self.snapshot.cluster, self.snapshot.state.down
-        return [int(n) for n in cluster.sizes - cluster.counts(down)]
+        cluster = self.snapshot.cluster
+        return (cluster.sizes - cluster.counts(self.snapshot.state.down)).tolist()
 
     @cached_property
     def kinds(self) -> list[tuple[int, ...]]:
@@ -93,10 +84,8 @@ class Counts:
         if self.requests is None:
             found = [tuple({of[h] for h, _ in hosts}) for hosts in self.at]
             return [kinds if len(kinds) == 1 else () for kinds in found]
-        return [
-            tuple(t for t, kind in enumerate(names) if job.type in (None, kind.name))
-            for job in self.requests
-        ]
+        return [tuple(t for t, kind in enumerate(names) if job.type in (None, kind.name))
+                for job in self.requests]  # fmt: skip
 
     def on(self, state: ClusterState, requests: Sequence[PlanJob]) -> Counts:
         """Return the counts of requests on another state of the cluster."""

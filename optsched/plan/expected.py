@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from statistics import mode
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -28,12 +28,8 @@ PERCENTILES: Final = (10, 50, 90)
 _LEAST_PRIORITY: Final = 99
 """Of the simulator, which has priorities from 1."""
 
-
-LISTS: Final = 10
-"""Lists of later arrivals that a history gives."""
-
-MOST_LATER: Final = 1_000
-"""Jobs in each of them."""
+LISTS, MOST_LATER = 10, 1_000
+"""Lists of later arrivals that a history gives, and jobs in each of them."""
 
 
 class PastJobs(NamedTuple):
@@ -61,8 +57,7 @@ def past_jobs(trace: Workload, snapshot: ClusterSnapshot) -> PastJobs:
     seconds = trace.work[known] / rate[known]
     mean, submit = float(seconds.mean()), trace.submit[known]
     order = np.argsort(submit, kind="stable")
-    used = Counter(job.priority for job in snapshot.waiting).most_common(1)
-    priority = used[0][0] if used else PlanJob(name="-", gpus=1).priority
+    priority = mode([job.priority for job in snapshot.waiting] or [50])  # the default
     names, arrivals = {job.name for job in snapshot.jobs}, []
     for k in range(LISTS):
         first = int(submit.min()) + k * int(submit.max() - submit.min()) // (2 * LISTS)
@@ -87,12 +82,9 @@ class Forecast:
     """
 
     def __init__(
-        self,
-        counts: Counts,
-        policy: str,
-        draws: dict[str, Any],
+        self, counts: Counts, policy: str, draws: dict[str, Any],
         later: Sequence[Sequence[PlanJob]] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.counts, self.policy, self.draws = counts, registry.get(policy), draws
         self.later = later or [()]
         self.quotas = counts.snapshot.quotas
@@ -138,9 +130,8 @@ class Forecast:
         jobs = [self._job(job, 0, urgency, nodes) for job, _ in running]
         jobs += [self._job(job, 1 + k, urgency, nodes) for k, job in enumerate(waiting)]
         now = 1 + len(waiting)
-        stays = [
-            Stay(job=job.name, start=0, nodes=at, work=job.elapsed * WORK) for job, at in running
-        ]
+        stays = [Stay(job=job.name, start=0, nodes=at, work=job.elapsed * WORK)
+                 for job, at in running]  # fmt: skip
         limits = self.quotas if self.honours else {}
         groups = [Group(name, max_slots=gpus) for name, gpus in limits.items()]
         pooled: dict[str, list[int]] = {job.name: [] for job in waiting}

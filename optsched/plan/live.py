@@ -55,13 +55,9 @@ class _SlurmJobs(msgspec.Struct):
 
 
 def from_slurm(
-    cluster: Cluster,
-    nodes_text: str,
-    jobs_json: Any,
-    *,
-    now: int,
+    cluster: Cluster, nodes_text: str, jobs_json: Any, *, now: int,
     quotas: Mapping[str, int] | None = None,
-) -> ClusterSnapshot:
+) -> ClusterSnapshot:  # fmt: skip
     """Read a snapshot from ``scontrol show node -d`` and ``squeue --json``.
 
     Pending jobs with GPUs are the requests, except those that are held or depend on others or on
@@ -102,11 +98,7 @@ def _number(given: _Amount, default: int) -> int:
 
 
 def from_kubernetes(
-    cluster: Cluster,
-    objects: Any,
-    *,
-    now: int = 0,
-    quotas: Mapping[str, int] | None = None,
+    cluster: Cluster, objects: Any, *, now: int = 0, quotas: Mapping[str, int] | None = None
 ) -> ClusterSnapshot:
     """Read a snapshot from ``kubectl get nodes,pods -A -o json``, as text or parsed.
 
@@ -122,15 +114,13 @@ def from_kubernetes(
             continue
         if gpus := requested_gpus(pod, f"kubectl: items[{i}]"):
             sizes[gang_name(pod)].append(gpus)
-    jobs = [
-        PlanJob(name=job.name, gpus=len(job.gpus), group=job.name.partition("/")[0])
-        for job in state.jobs
-    ]
+    rows = [(job.name, len(job.gpus), 1) for job in state.jobs]
     held = {job.name for job in state.jobs}
     for name, pods in sizes.items():
-        size = pods[0] if len({*pods}) == 1 else 1
         full = f"{name}+" if name in held else name  # more pods of a job that runs already
-        jobs.append(PlanJob(name=full, gpus=sum(pods), pod=size, group=name.partition("/")[0]))
+        rows.append((full, sum(pods), pods[0] if len({*pods}) == 1 else 1))
+    jobs = [PlanJob(name=name, gpus=gpus, pod=pod, group=name.partition("/")[0])
+            for name, gpus, pod in rows]  # fmt: skip
     return ClusterSnapshot(state, tuple(jobs), quotas or {}, now)
 
 
@@ -148,12 +138,11 @@ def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnap
     if run.settings.changes:
         raise InputError("run: expected one without changes of nodes")
     topology = _topology(run) if cluster is None else cluster
-    at = {name: topology.host_index(name) for name, n in zip(nodes.names, nodes.gpus, strict=True)
-          if n}  # fmt: skip
     number = {name: j for j, name in enumerate(workload.names)}
     done = np.zeros(len(workload), np.int64)
     open_stays: dict[int, tuple[Stay, int]] = {}
-    free = {h: list(range(*topology.first[h : h + 2])) for h in range(topology.n_hosts)}
+    free = {name: [*topology.machine(name)]
+            for name, n in zip(nodes.names, nodes.gpus, strict=True) if n}  # fmt: skip
     jobs, held = [], []
     for stay in run.at(time).stays:
         j = number[stay.job]
@@ -165,7 +154,7 @@ def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnap
         done[j] += work
         if stay.end is None:
             open_stays[j] = stay, speed
-            ids = [free[at[nodes.names[n]]].pop(0) for n, c in stay.nodes.items() for _ in range(c)]
+            ids = [free[nodes.names[n]].pop(0) for n, c in stay.nodes.items() for _ in range(c)]
             held += [StateJob(stay.job, tuple(ids))] if ids else []
     for j in np.flatnonzero(workload.submit <= time).tolist():
         finished = int(run.log.finished[j])
@@ -188,8 +177,8 @@ def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnap
             move=gpus * restart if can else None,
         ))  # fmt: skip
     quotas = {g.name: g.max_slots for g in workload.groups if g.max_slots is not None}
-    everything = tuple(gpu for ids in free.values() for gpu in ids)
-    state = ClusterState(topology, everything, tuple(held))
+    idle = set(range(topology.n_gpus)).difference(*(job.gpus for job in held))
+    state = ClusterState(topology, tuple(idle), tuple(held))
     return ClusterSnapshot(state, tuple(jobs), quotas, time, workload.name)
 
 

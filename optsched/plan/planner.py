@@ -173,8 +173,7 @@ class Planner:
 
     def serve_arrays(self, jobs: Sequence[PlanJob]) -> None:
         """Start job arrays with the GPUs of quota plans, until no other one can start."""
-        free = self._free()
-        self.busy_bound += self._shares(jobs, free, {job.name: job.gpus for job in jobs})[1]
+        self.busy_bound += self._shares(jobs, self._free(), {job.name: job.gpus for job in jobs})[1]
         while jobs:
             most = {job.name: job.gpus for job in jobs}
             for group, left in self.left.items():
@@ -214,9 +213,9 @@ class Planner:
 
     def _free(self) -> dict[str, int]:
         """Count the free GPUs by type."""
-        free: dict[str, int] = defaultdict(int)
-        for h, count in enumerate(self.state.room.tolist()):
-            free[self.state.cluster.hosts[h].type] += count
+        cluster, free = self.state.cluster, defaultdict[str, int](int)
+        for host, count in zip(cluster.hosts, self.state.room.tolist(), strict=True):
+            free[host.type] += count
         return free
 
     def _fastest(self, job: PlanJob, state: ClusterState) -> list[tuple[tuple[int, ...], int]]:
@@ -260,9 +259,7 @@ class Planner:
 
     def _has_bandwidth(self, job: PlanJob, state: ClusterState) -> bool:
         """Check whether free GPUs that a request may use have the bandwidth that it needs."""
-        if job.bandwidth is None:
-            return True
-        return self._together([job], state, limits={}).chosen is not None
+        return job.bandwidth is None or self._together([job], state, limits={}).chosen is not None
 
     def _obstacle(
         self, job: PlanJob, state: ClusterState | None = None, has: str = "free are"
@@ -285,24 +282,20 @@ class Planner:
         if (known := most(WHOLE, 1)) < job.gpus:
             return f"needs {job.gpus} GPUs{kind}, {has} {known}{joined}"
         if job.level != "host" and (pods := most(WHOLE, job.pod)) < job.gpus:
-            return (
-                f"needs {job.gpus // job.pod} x {job.pod} GPUs{kind}, each {job.pod} on one host, "
-                f"{has} {pods // job.pod} x {job.pod}{joined}"
-            )
+            size = f"{job.gpus // job.pod} x {job.pod} GPUs{kind}, each {job.pod} on one host"
+            return f"needs {size}, {has} {pods // job.pod} x {job.pod}{joined}"
         if job.level is None:
             return ""
         inside = most(self.counts.level(job), 1 if job.level == "host" else job.pod)
-        if inside < job.gpus:
-            return (
-                f"{job.gpus} GPUs{kind} fit only across several {job.level}s, "
-                f"{has} {inside}{alike} in one"
-            )
-        return ""
+        if inside >= job.gpus:
+            return ""
+        across = f"{job.gpus} GPUs{kind} fit only across several {job.level}s"
+        return f"{across}, {has} {inside}{alike} in one"
 
     def reason(self, job: PlanJob) -> Verdict:
         """Return the reason for which a request does not start."""
         snapshot = self.counts.snapshot
-        quota = snapshot.quotas.get(job.group)
+        quota, used = snapshot.quotas.get(job.group), snapshot.used(job.group)
         if quota is not None and job.gpus > quota:
             return Verdict(job, why="never", text=f"needs {job.gpus} GPUs, the quota of group "
                            f"{job.group} is {quota}")  # fmt: skip
@@ -311,12 +304,9 @@ class Planner:
         has = f"{'without GPUs that are down ' * bool(snapshot.state.down)}the cluster has"
         if text := self._obstacle(job, empty, has) or self._slow(job, empty):
             return Verdict(job, why="never", text=text)
-        if quota is not None and snapshot.used(job.group) + job.gpus > quota:
-            text = (
-                f"group {job.group} holds {snapshot.used(job.group)} of its quota of {quota} GPUs, "
-                f"{job.gpus} more exceed it"
-            )
-            return Verdict(job, why="quota", text=text)
+        if quota is not None and used + job.gpus > quota:
+            held = f"group {job.group} holds {used} of its quota of {quota} GPUs"
+            return Verdict(job, why="quota", text=f"{held}, {job.gpus} more exceed it")
         if text := self._obstacle(job, snapshot.state):
             return Verdict(job, why="level" if "only across" in text else "space", text=text)
         if self._off_rails(job, snapshot.state):

@@ -13,18 +13,10 @@ from optsched.bandwidth import Cluster, ClusterState
 from optsched.bandwidth.topology import documents
 from optsched.bandwidth.topology.rates import kilobytes
 from optsched.errors import InputError
+from optsched.io import strict_json
 from optsched.io.files import write_atomic
-from optsched.io.strict_json import (
-    MAX_INTEGER,
-    decode,
-    decode_document,
-    lines,
-    nested,
-    placed,
-    read_json,
-    rows,
-)
-from optsched.io.values import format_value, integer, label
+from optsched.io.strict_json import MAX_INTEGER, decode, placed
+from optsched.io.values import format_value, integer, label, one_of
 from optsched.plan.array_request import ArrayRequest
 
 if TYPE_CHECKING:
@@ -36,8 +28,6 @@ FORMAT: Final = "optsched.snapshot/1"
 
 MOST_COST: Final = 10**9
 """Cost of one eviction or move: sums of all jobs stay exact in floating point."""
-
-HOUR: Final = 3600
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INTEGER)]
 
@@ -92,7 +82,7 @@ class PlanJob(
     group: str = ""
     submit: _Count = 0
     elapsed: _Count = 0
-    time_left: Annotated[int, msgspec.Meta(ge=1, le=2**40)] = HOUR
+    time_left: Annotated[int, msgspec.Meta(ge=1, le=2**40)] = 3600
     estimate: Annotated[int, msgspec.Meta(ge=1, le=2**40)] | None = None
     evict: Annotated[int, msgspec.Meta(ge=0, le=MOST_COST)] | None = None
     move: Annotated[int, msgspec.Meta(ge=0, le=MOST_COST)] | None = None
@@ -166,11 +156,10 @@ class ClusterSnapshot:
             if not label(f"jobs[{i}].name", job.name) or job.name in seen:
                 raise InputError(f"jobs: expected distinct names, got {job.name!r:.60}")
             seen.add(job.name)
-            _check(job, self.cluster, f"jobs[{job.name!r:.60}]")
+            place = f"jobs[{job.name!r:.60}]"
+            _check(job, self.cluster, place)
             if held.get(job.name, job.gpus) != job.gpus:
-                raise InputError(
-                    f"jobs[{job.name!r:.60}].gpus: {job.gpus}, but it holds {held[job.name]}"
-                )
+                raise InputError(f"{place}.gpus: {job.gpus}, but it holds {held[job.name]}")
 
     @property
     def cluster(self) -> Cluster:
@@ -212,17 +201,17 @@ class ClusterSnapshot:
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> ClusterSnapshot:
         """Read a document ``optsched.snapshot/1``; `InputError` names path, rule and value."""
-        return read_json(path, from_tree)
+        return strict_json.read_json(path, from_tree)
 
     def to_json(self) -> bytes:
         """Return the document ``optsched.snapshot/1``, one job a line."""
         members: dict[str, Any] = {"format": FORMAT, "name": self.name, "now": self.now}
-        members["cluster"] = nested(documents.cluster_json(self.cluster))
-        members["state"] = nested(documents.state_json(self.state))
-        members["jobs"] = rows(self.jobs)
+        members["cluster"] = strict_json.nested(documents.cluster_json(self.cluster))
+        members["state"] = strict_json.nested(documents.state_json(self.state))
+        members["jobs"] = strict_json.rows(self.jobs)
         if self.quotas:
             members["quotas"] = dict(self.quotas)
-        return lines(members)
+        return strict_json.lines(members)
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the document, all of it or nothing."""
@@ -235,7 +224,7 @@ def from_tree(tree: Any, name: str) -> ClusterSnapshot:
     Members ``cluster`` and ``state`` are the documents ``optsched.cluster/1`` and
     ``optsched.state/1``; jobs have the fields of `PlanJob`, quotas are GPUs by group.
     """
-    found = decode_document(tree, _Snapshot, FORMAT, name)
+    found = strict_json.decode_document(tree, _Snapshot, FORMAT, name)
     cluster = documents.cluster_from_tree(found.cluster, f"{name}: cluster")
     state = documents.state_from_tree(found.state, cluster, f"{name}: state")
     with placed(f"{name}: "):
@@ -252,10 +241,8 @@ def _check(job: PlanJob, cluster: Cluster, place: str) -> None:
         raise InputError(f"{place}.pod: {job.gpus} GPUs are not a multiple of {job.pod}")
     if job.bandwidth is not None:
         kilobytes(f"{place}.bandwidth", job.bandwidth)
-    types = [kind.name for kind in cluster.types]
-    if job.type is not None and job.type not in types:
-        known = ", ".join(types)
-        raise InputError(f"{place}.type: expected one of {known:.200}, got {job.type!r:.60}")
+    if job.type is not None:
+        one_of(f"{place}.type", job.type, [kind.name for kind in cluster.types])
     if job.level is not None:
         with placed(f"{place}."):
             cluster.level(job.level)

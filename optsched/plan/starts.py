@@ -63,13 +63,13 @@ class Plan:
                 rate = "" if one.bandwidth is None else f", {one.bandwidth:.1f} GB/s"
                 found.append(f"{one.job.name} starts on {written(one.gpus)}{rate}.")
                 continue
-            when = "Its start cannot be predicted."
+            when = "Its start cannot be predicted"
             if one.expected is not None:
                 low, likely, high = one.expected
-                when = f"Expected start in {likely:,} s (80 %: {low:,} to {high:,} s)."
+                when = f"Expected start in {likely:,} s (80 %: {low:,} to {high:,} s)"
                 if apart or one.job.level is not None or one.job.pod > 1:
-                    when = f"{when[:-1]}, later if hosts and levels matter by then."
-            found.append(f"{one.job.name}: {one.text}. {when}")
+                    when += ", later if hosts and levels matter by then"
+            found.append(f"{one.job.name}: {one.text}. {when}.")
         return found
 
     @cached_property
@@ -109,18 +109,11 @@ class Plan:
 
 
 def plan(
-    snapshot: ClusterSnapshot,
-    *,
-    model: BandwidthModel | None = None,
-    policy: str = POLICY,
-    previous: Plan | Schedule | None = None,
-    sigma: float = 0.5,
-    factors: Sequence[float] | None = None,
-    later: Sequence[Sequence[PlanJob]] = (),
-    samples: int = 50,
-    seed: int = 0,
-    parallel: Engine | None = None,
-) -> Plan:
+    snapshot: ClusterSnapshot, *, model: BandwidthModel | None = None, policy: str = POLICY,
+    previous: Plan | Schedule | None = None, sigma: float = 0.5,
+    factors: Sequence[float] | None = None, later: Sequence[Sequence[PlanJob]] = (),
+    samples: int = 50, seed: int = 0, parallel: Engine | None = None,
+) -> Plan:  # fmt: skip
     """Decide which waiting requests start now, and predict the starts of the others.
 
     Priorities are served in turn. Of each, the requests that start together with those chosen
@@ -158,9 +151,7 @@ def plan(
     known = BottleneckBandwidth(snapshot.cluster) if model is None else model
     before = None if previous is None else Former.of(previous, snapshot)
     counts = Counts(snapshot)
-    draws = {
-        "sigma": sigma, "factors": factors, "samples": samples, "seed": seed, "parallel": parallel,
-    }  # fmt: skip
+    draws = dict(sigma=sigma, factors=factors, samples=samples, seed=seed, parallel=parallel)
     forecast = Forecast(counts, policy, draws, later)  # refuses invalid arguments
     planner = Planner(counts, known, before.starts if before else {})
     for _, same in groupby(snapshot.waiting, key=lambda job: job.priority):
@@ -192,17 +183,10 @@ def plan(
 
 
 def start_one(
-    snapshot: ClusterSnapshot,
-    job: PlanJob,
-    model: BandwidthModel,
-    dispatchers: dict[Policy, Dispatcher] | None = None,
-) -> Verdict:
-    """Decide whether one request starts now, ahead of all that wait, by the rules of `plan`.
-
-    A caller with many requests passes the same `dispatchers` each time.
-    """
-    planner = Planner(
-        Counts(snapshot), model, dispatchers={} if dispatchers is None else dispatchers
-    )
+    snapshot: ClusterSnapshot, job: PlanJob, model: BandwidthModel,
+    dispatchers: dict[Policy, Dispatcher],
+) -> Verdict:  # fmt: skip
+    """Decide whether one request starts now, by the rules of `plan`; `dispatchers` is a cache."""
+    planner = Planner(Counts(snapshot), model, dispatchers=dispatchers)
     planner.start(job)
     return planner.started.get(job.name) or planner.reason(job)

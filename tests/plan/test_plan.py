@@ -315,7 +315,7 @@ def test_document_round_trip(tmp_path: Any) -> None:
         (PlanJob(name="w", gpus=3, pod=2), "jobs['w'].pod: 3 GPUs are not a multiple of 2"),
         (PlanJob(name="w", gpus=0), "jobs['w']: gpus: expected"),
         (PlanJob(name="w", gpus=1, level="row"), "jobs['w'].level: expected one of leaf, host"),
-        (PlanJob(name="w", gpus=1, type="z"), "jobs['w'].type: expected one of t, got 'z'"),
+        (PlanJob(name="w", gpus=1, type="z"), "jobs['w'].type: expected one of t, got \"z\""),
         (PlanJob(name="w", gpus=1, evict=-1), "jobs['w']: evict: expected"),
         (PlanJob(name="", gpus=1), "jobs: expected distinct names"),
     ],

@@ -155,7 +155,7 @@ def test_gangs_get_one_choice(free: list[int], gangs: list[tuple[int, int]], ord
     small = [g for one in NAMES if len(kube.free(one)) < gpus for g in kube.free(one)]
     job, snapshot = (PlanJob(name=name, gpus=gpus * pods, pod=gpus),
                      ClusterSnapshot(kube.state().without(small)))  # fmt: skip
-    chosen = start_one(snapshot, job, BottleneckBandwidth(RACKS)).gpus
+    chosen = start_one(snapshot, job, BottleneckBandwidth(RACKS), {}).gpus
     for one in queue:
         kube.schedule(one)
     got = [gpu for gpu, owner in kube.owner.items() if owner == name]
