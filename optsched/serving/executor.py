@@ -319,7 +319,6 @@ class Loop(Controller):
         self.servers, self.memory = servers, servers.memory.numpy()
         self.free = list(range(servers.rows))  # rows of the shared memory
         self.place = np.arange(self.scenario.n_requests)  # row of every request
-        self.died: list[int | str] = []
         self.again: set[int] = set()  # requests that were queued once more
         self.outputs = servers.shapes[-1][-1]
         self.busy = np.zeros(len(self.scenario.servers), np.int64)  # ns with a running batch
@@ -327,6 +326,12 @@ class Loop(Controller):
         slots = np.argwhere(self.world.core.instance["state"]).tolist()
         servers.run([(s, i, self._loading(s, i)) for s, i in slots])  # the plan's
         self.origin = time.perf_counter_ns()
+
+    @property
+    def died(self) -> list[int | str]:
+        """Return the servers that have died."""
+        alive = self.servers.alive
+        return [one.id for s, one in enumerate(self.scenario.servers) if s not in alive]
 
     def now(self) -> int:
         """Return the time since the start, ns."""
@@ -404,9 +409,7 @@ class Loop(Controller):
     def _lose(self, s: int) -> None:
         """Queue the requests of a dead server once more."""
         found = self.lose(s, self.now())
-        self.died.append(self.scenario.servers[s].id)
         if not self.servers.alive:
-            self.died = [server.id for server in self.scenario.servers]
             self.fail("no server is left")
         lost = [r for r, _ in found if r in self.again]
         if lost:
