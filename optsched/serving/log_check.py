@@ -12,6 +12,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.serving.log import Log
+from optsched.serving.tables import NEVER
 
 if TYPE_CHECKING:
     import os
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 SLACK: Final = 1  # ns
 TOLERANCE: Final = 1e-6  # of the summary, relative or absolute
-NEVER: Final = 2**62
 
 
 def check(scenario: Scenario, log: Log | Mapping[str, Any] | str | os.PathLike[str]) -> list[str]:
