@@ -159,22 +159,18 @@ def front(seeds: range) -> None:
 def paper(seeds: range, policies: list[Path]) -> None:
     """The shape of the paper's tables: random routing without a plan, and what replaces it."""
     for rate, burst in ((2500, 3.0), (500, 1.0)):
-        make: Callable[[int], Scenario] = lambda seed, rate=rate, burst=burst: serving.reference(  # type: ignore[misc]  # noqa: E731
-            rate=rate, burst=burst, seconds=SECONDS, seed=seed
-        )
+        make = partial(serving.reference, rate=rate, burst=burst, seconds=SECONDS)
         print(f"\n{rate}/s, bursts {burst:g}")
         chosen = {"random": routers()["random"], "random, planned": routers()["random"]}
         chosen |= {"static 0,1,2,3": routers()["static 0,1,2,3"], "auto": MarginalCost()}
         if policies:
-            from optsched.serving.routers import Policy
-
-            chosen |= {path.stem: Policy.load(path) for path in policies}
+            chosen |= {path.stem: serving.Policy.load(path) for path in policies}
         plan = serving.plan_instances(serving.reference(rate=rate, seed=10_000))
         rows = []
         for name, router in chosen.items():
             runs = [
                 serving.simulate(
-                    make(seed),
+                    make(seed=seed),
                     router,
                     plan=None if name == "random" else plan,
                     seed=seed,
