@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -131,6 +133,11 @@ def mutated(tree: Any, edits: dict[str, Any]) -> Any:
         else:
             node[last] = value
     return found
+
+
+def children() -> set[int]:
+    """Processes that this thread has started."""
+    return {*map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())}
 
 
 def arrays(state: world.World) -> list[Any]:

@@ -7,11 +7,11 @@ import signal
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from serving_cases import children
 
 torch = pytest.importorskip("torch")
 
@@ -44,11 +44,10 @@ def live() -> LiveServer:
 @pytest.fixture(scope="module")
 def running() -> Iterator[TestClient]:
     """A service with a network; it knows the processes of the servers."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    before = {*children.read_text().split()}
+    before = children()
     with (
         live() as server,
-        nullcontext({*children.read_text().split()} - before) as servers,
+        nullcontext(children() - before) as servers,
         TestClient(create_app(Settings(workers=1), more=[infer_route(server)]),
                    base_url="http://localhost") as found,
     ):  # fmt: skip
@@ -132,7 +131,7 @@ def test_bad_input(running: TestClient, body: Any, field: str) -> None:
 def test_dead_servers(running: TestClient) -> None:
     """The last test: lost requests have a status of their own, and the service goes on."""
     for one in running.app_state["servers"]:
-        os.kill(int(one), signal.SIGKILL)
+        os.kill(one, signal.SIGKILL)
     for _ in range(2):
         sent = running.post("/infer", json={"image": FLOATS.tolist()})
         assert sent.status_code == 502 and "servers died" in sent.text, sent.text

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from serving_cases import children
 
 import optsched
 from optsched.errors import InputError
@@ -190,11 +191,6 @@ def test_command_measures_accuracy(cli: Any, tmp_path: Path) -> None:
     assert "takes images of 3 channels, these have 1" in said
 
 
-def children() -> set[str]:
-    """Processes that are ours."""
-    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
-
-
 def test_death_and_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server is killed, then Ctrl-C: all that arrived is served, and nothing is left behind."""
     before, memory, calls = children(), {*os.listdir("/dev/shm")}, itertools.count()
@@ -202,7 +198,7 @@ def test_death_and_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     def act(_done: int, _of: int) -> None:
         call = next(calls)
         if call == 2:
-            os.kill(int((children() - before).pop()), signal.SIGKILL)
+            os.kill((children() - before).pop(), signal.SIGKILL)
         if call == 5:
             signal.raise_signal(signal.SIGINT)
 
@@ -225,7 +221,7 @@ def test_nobody_is_left() -> None:
 
     def kill(done: int, _of: int) -> None:
         for pid in children() - before if done else ():
-            os.kill(int(pid), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
     with pytest.raises(RequestsLost, match=r"died \('[ab]', '[ab]'\), no server is left") as caught:
         Executor(NET, scene(200), MIXED).run(torch.randn(200, 1, 8, 8), kill)

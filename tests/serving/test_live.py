@@ -6,11 +6,11 @@ import os
 import signal
 import threading
 from concurrent.futures import Future, wait
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from depth import depth
+from serving_cases import children
 
 from optsched.errors import InputError
 from optsched.serving import JSED, Plan, Router, Scenario, Server, Settings, Static
@@ -48,11 +48,6 @@ def right(image: Any, future: Future[Any]) -> bool:
     found = future.result(0)
     with torch.inference_mode():
         return torch.allclose(found.output, NET(image[None], found.widths)[0], atol=1e-5)
-
-
-def children() -> set[int]:
-    """Processes that are ours."""
-    return {*map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())}
 
 
 @pytest.fixture(scope="module")
