@@ -69,13 +69,13 @@ class Counts:
     @cached_property
     def free(self) -> list[int]:
         """Free GPUs by host."""
-        return self.state.room.tolist()
+        return [int(n) for n in self.state.room]
 
     @cached_property
     def capacity(self) -> list[int]:
         """GPUs by host that are not down."""
         cluster = self.snapshot.cluster
-        return (cluster.sizes - cluster.counts(self.snapshot.state.down)).tolist()
+        return [int(n) for n in cluster.sizes - cluster.counts(self.snapshot.state.down)]
 
     @cached_property
     def kinds(self) -> list[tuple[int, ...]]:

@@ -9,18 +9,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-INFINITY: Final = math.inf
-
 _NEAR: Final = 1e-6
 """A bound this little above an integer is that integer."""
-
 
 _OFF: Final = (
     "mip_allow_restart", "mip_heuristic_run_rens", "mip_heuristic_run_root_reduced_cost",
     "mip_detect_symmetry",
 )  # fmt: skip
 """Parts of HiGHS that cost two fifths of the time here, most of it where no solution exists."""
-
 
 _LONGEST: Final = 1e8
 """Seconds that every type of durations holds."""
@@ -64,7 +60,7 @@ def minimize(
     from ortools.math_opt.python import mathopt
 
     if not upper:
-        return ([], 0) if all(row.holds([]) for row in rows) else (None, INFINITY)
+        return ([], 0) if all(row.holds([]) for row in rows) else (None, math.inf)
     proto, n = model_pb2.ModelProto(), len(upper)  # five times as fast to fill as mathopt.Model
     proto.variables.ids.extend(range(n))
     proto.variables.lower_bounds.extend([0.0] * n)
@@ -91,9 +87,9 @@ def minimize(
         limits.highs.bool_options[name] = False
     found = mathopt.solve(model, mathopt.SolverType.HIGHS, params=limits)
     if found.termination.reason.name.startswith("INFEASIBLE"):
-        return None, INFINITY
+        return None, math.inf
     bound = found.termination.objective_bounds.dual_bound
-    bound = math.ceil(bound - _NEAR) if math.isfinite(bound) else -INFINITY
+    bound = math.ceil(bound - _NEAR) if math.isfinite(bound) else -math.inf
     if not found.has_primal_feasible_solution():
         return None, bound
     values = [round(value) for value in found.variable_values(model.variables())]
