@@ -9,6 +9,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 TOKEN: Final = "OPTSCHED_TOKEN"  # the variable with the token
 _LEAST: Final = 16  # characters of a token
 _PATIENCE_S: Final = 10  # for an answer before the other side is known
+_PAUSE_S: Final = 0.1  # after a connection that could not be accepted
 _HANG_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP) | select.POLLHUP
 _ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """Seconds and probes after which a host that is silent counts as dead."""
@@ -82,21 +84,25 @@ class Door:
         self._socket.close()
 
     def _accept(self) -> None:
-        with suppress(OSError):  # closed
-            while True:
+        while self._socket.fileno() >= 0:
+            try:
                 given = self._socket.accept()[0]
-                threading.Thread(target=self._greet, args=(given,), daemon=True).start()
+            except OSError:  # closed, or too many files are open at the moment
+                time.sleep(_PAUSE_S)
+                continue
+            threading.Thread(target=self._greet, args=(given,), daemon=True).start()
 
     def _greet(self, given: socket.socket) -> None:
-        connection = _connection(given)
+        connection: Connection | None = None
         try:
+            connection = _connection(given)
             deliver_challenge(connection, self._token)
             answer_challenge(connection, self._token)
             hello = dict(connection.recv())
+            _limit(connection, 0)
         except Exception:  # a port scan, a wrong token, a worker that has ended
-            connection.close()
+            (connection or given).close()
             return
-        _limit(connection, 0)
         self.arrived.put((connection, hello))
         self._alarm()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -155,9 +157,22 @@ def gate() -> Iterator[tuple[door.Door, str]]:
     made.close()
 
 
-def test_strangers_stay_outside(gate: tuple[door.Door, str]) -> None:
-    """Wrong tokens, bytes of other protocols, and nothing at all; a worker still comes in."""
+def test_strangers_stay_outside(
+    gate: tuple[door.Door, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong tokens, other bytes, nothing at all, too many of them; a worker still comes in."""
     made, place = gate
+    real, failures = made._socket, [OSError(errno.EMFILE, "Too many open files")]
+
+    def accept() -> Any:
+        if failures:
+            raise failures.pop()
+        return real.accept()
+
+    given = SimpleNamespace(
+        accept=accept, fileno=real.fileno, shutdown=real.shutdown, close=real.close
+    )
+    monkeypatch.setattr(made, "_socket", given)
     address = door.address_of("join", place)
     idle = socket.create_connection(address)
     for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 4096, b"\xff" * 8, b""):
@@ -167,7 +182,7 @@ def test_strangers_stay_outside(gate: tuple[door.Door, str]) -> None:
         join(place, ["cpu"], "another secret of 20")
     threading.Thread(target=lambda: made.arrived.get()[0].send({"modules": []})).start()
     connection, welcome = door.connect(address, TOKEN.encode(), hello("cpu"))
-    assert welcome == {"modules": []} and made.arrived.empty()
+    assert welcome == {"modules": []} and made.arrived.empty() and not failures
     assert door.hung_up(connection, PATIENCE)
     connection.close()
     idle.close()
