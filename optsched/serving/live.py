@@ -117,7 +117,6 @@ class LiveServer(Loop):
         """Arrival and deadline by request."""
         views = [frozen(one.view()) for one in self._times]
         self._use(self.world._replace(arrival=views[0], deadline=views[1]))
-        self.world.trace["sheds"] = (executor.given[2] or core.Settings()).shed
         self._inbox: deque[tuple[int, int, int, Future[Answer], Hashable]] = deque()
         self._futures: dict[int, tuple[Future[Answer], Hashable]] = {}
         self._lines: dict[Hashable, deque[Future[Answer]]] = {}  # open futures by key, in order

@@ -158,7 +158,7 @@ def new_world(
     trace["decision"], trace["logs"], trace["shed"] = -1, log, -1
     trace["shed_at"] = -NEVER
     trace["deadlines"] = scenario.deadline_ms is not None
-    trace["sheds"] = trace["deadlines"] & (settings or Settings()).shed
+    trace["sheds"] = (settings or Settings()).shed
     request = np.zeros(n, world.REQUEST)
     request["finish"] = request["shed"] = -1
     instance_row = np.zeros(_ROWS if log else 0, INSTANCE)

@@ -404,7 +404,7 @@ def _process(world, event, s, which, now):  # type: ignore[no-untyped-def]
             if not world.feasible[trace.server, trace.segment, trace.width]:
                 return INFEASIBLE
             slack = world.deadline[world.fifo[trace.segment].head] - now
-            if trace.sheds and expected(world) > slack:
+            if trace.deadlines and trace.sheds and expected(world) > slack:
                 _shed(world, now)
                 choosing = _oldest(world) >= 0
                 if not choosing:
