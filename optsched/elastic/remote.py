@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.elastic import door
-from optsched.elastic.workers import Setting, forkserver_context, versions, work
+from optsched.elastic.workers import Setting, forkserver_context, hello, work
 from optsched.errors import InputError, OptschedError
 
 if TYPE_CHECKING:
@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 
 _POLL_S: Final = 0.05
 _PATIENCE_S: Final = 60  # in which a pool that cannot be reached may come back
-
-
-def hello(device: str) -> dict[str, str]:
-    """Return what pools check: they take workers of the same versions and kind of device."""
-    return {**versions(), "device": device}
 
 
 def join(

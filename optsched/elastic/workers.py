@@ -246,8 +246,8 @@ class Processes:
         """Give slots to workers of other hosts that have arrived, or refuse them."""
         found: list[Event] = []
         while self._door is not None and not self._door.arrived.empty():
-            pipe, hello = self._door.arrived.get()
-            why = self._refusal(hello)
+            pipe, given = self._door.arrived.get()
+            why = self._refusal(given)
             with suppress(OSError):
                 there = {"folder": self._door.folder, **self._setting._asdict()}
                 pipe.send({"refused": why} if why else there)
@@ -256,17 +256,18 @@ class Processes:
                 continue
             slot = min(self.vacant)
             self.vacant.discard(slot)
-            self._pipes[slot], self.devices[slot] = pipe, hello["device"]
+            self._pipes[slot], self.devices[slot] = pipe, given["device"]
             found.append(Event(slot, "came"))
         return found
 
-    def _refusal(self, hello: dict[str, Any]) -> str:
+    def _refusal(self, given: dict[str, Any]) -> str:
         """Why a worker cannot join; "" if it can."""
-        for name, ours in versions().items():
-            if hello.get(name) != ours:
-                return f"it has {name} {ours}, this host {hello.get(name)}; install the same"
+        device = str(given.get("device"))
+        for name, ours in hello(device).items():
+            if given.get(name) != ours:
+                return f"it has {name} {ours}, this host {given.get(name)}; install the same"
         kinds = {device.partition(":")[0] for device in self.devices if device}
-        if kinds - {str(hello.get("device")).partition(":")[0]}:
+        if kinds - {device.partition(":")[0]}:
             return f"its workers have devices of kind {', '.join(kinds)}; see --devices"
         return "" if self.vacant else "all of its slots have workers; see --remote"
 
@@ -283,9 +284,9 @@ class Processes:
             self._pipes[slot].send(message)
 
 
-def versions() -> dict[str, str]:
-    """Versions of the packages that all workers of a pool need alike."""
-    return {"optsched": __version__, "torch": version("torch")}
+def hello(device: str) -> dict[str, str]:
+    """Return what pools check: they take workers of the same versions and kind of device."""
+    return {"optsched": __version__, "torch": version("torch"), "device": device}
 
 
 def forkserver_context(modules: Iterable[str]) -> Any:

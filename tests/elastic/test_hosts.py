@@ -24,8 +24,8 @@ from program import PATIENCE
 from optsched import InputError
 from optsched.elastic import OpenPool, door, read_checkpoint, run
 from optsched.elastic.job import read_jobs
-from optsched.elastic.remote import hello, join
-from optsched.elastic.workers import Processes, StopSign
+from optsched.elastic.remote import join
+from optsched.elastic.workers import Processes, StopSign, hello
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
