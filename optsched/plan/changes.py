@@ -74,7 +74,7 @@ class Former:
         document = decode(dict(schedule.provenance), _Document, "previous: provenance")
         named = {resource.name: gpu for gpu, resource in enumerate(snapshot.cluster.resources)}
         rows = zip(schedule.job.tolist(), schedule.op_resources.to_lists(), strict=True)
-        held = {schedule.job_names[job]: gpus for job, gpus in rows}
+        held = {schedule.job_name(job): gpus for job, gpus in rows}
         held |= {one.name: one.gpus for one in planned_arrays(schedule)}
         starts = {}
         for one in document.plan:

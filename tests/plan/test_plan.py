@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,8 @@ def test_former_starts_on_machines(clique: bool) -> None:
         job.name: state.written(first.starts[job.name]) for job in jobs[1:]
     }
     assert [one.kind for one in again.changes] == ["gone"]
+    unnamed = replace(first.schedule, provenance={**first.schedule.provenance, "jobs": []})
+    assert plan(ClusterSnapshot(state, jobs), sigma=0, previous=unnamed).starts.keys()
 
 
 def test_document_round_trip(tmp_path: Any) -> None:
