@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[2] / "tests"
 sys.path[:0] = [str(TESTS / "plan"), str(TESTS)]
 
 import move_oracle  # noqa: E402
-import test_plan  # noqa: E402
+import test_cluster_plan  # noqa: E402
 
 
 def main() -> None:
@@ -45,9 +45,9 @@ def main() -> None:
           f"{free} need no change", flush=True)  # fmt: skip
     begin, reasons, starts = time.perf_counter(), 0, 0
     for seed in range(args.plans):
-        snapshot = test_plan.random_snapshot(seed)
-        made, fast = plan.plan(snapshot, sigma=0), test_plan.fast_enough(snapshot)
-        test_plan.check_rules(made)
+        snapshot = test_cluster_plan.random_snapshot(seed)
+        made, fast = plan.plan(snapshot, sigma=0), test_cluster_plan.fast_enough(snapshot)
+        test_cluster_plan.check_rules(made)
         best = {job.name for same in move_oracle.starts(snapshot, fast) for job in same}
         if made.starts.keys() != best or made.gap:
             raise SystemExit(f"plan, seed {seed}: {set(made.starts)}, by brute force {best}")
