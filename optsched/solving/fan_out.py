@@ -92,7 +92,7 @@ def _by_joblib(name: str, calls: Iterator[_Call], jobs: int) -> Iterator[_Ended]
 
 
 def _on_dask(client: Any, calls: Iterator[_Call], jobs: int) -> Iterator[_Ended]:
-    """Yield results as calls end, and errors of calls with dead workers: joblib would hang there."""
+    """Yield results as calls end, and errors of calls with dead workers: joblib hangs there."""
     from distributed import as_completed
 
     client.wait_for_workers(1, timeout=_WORKERS_S)
