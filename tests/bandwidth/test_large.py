@@ -229,6 +229,7 @@ def test_preferred_domains_come_before_bandwidth(level: str) -> None:
             assert len(scores) == (state.room > 0).sum()
 
 
+@pytest.mark.slow
 def test_some_of_many_sets_of_preferred_domains(monkeypatch: pytest.MonkeyPatch) -> None:
     """As few domains as all sets of them show to suffice, nearly as fast, and a true bound."""
     kind = synthetic.cluster("nvswitch", 1).types[0]

@@ -22,6 +22,7 @@ def test_conformance(name):
     check_policy(get(name), worlds=policy_worlds(depth(8, 40), zero_slot=True))
 
 
+@pytest.mark.slow
 def test_long_simulation_grows_its_record():
     """Many preemptions: the record of stays is doubled under way."""
     n = 400

@@ -355,6 +355,7 @@ def test_kills(tmp_path: Path) -> None:
     assert done.returncode == 0 and "'kills'" in done.stdout, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_the_page_runs_as_printed(tmp_path: Path) -> None:
     """The Python code of docs/service-state.md, with a service on another port."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/service-state.md").read_text(), re.S)
