@@ -102,7 +102,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str, *, durable: bo
         os.chmod(temporary, _mode(target))
         os.replace(temporary, target)
         if durable:
-            _sync_folder(target.parent)
+            sync_folder(target.parent)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
         if isinstance(error, OSError):
@@ -110,7 +110,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str, *, durable: bo
         raise
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Write a folder's list of names through to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

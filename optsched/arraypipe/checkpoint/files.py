@@ -178,15 +178,6 @@ def off_gpu(value: Tensor) -> Tensor:
     return target.copy_(value, non_blocking=target.stride() == value.stride())
 
 
-def sync_folder(folder: Path) -> None:
-    """Write a folder's list of names through to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
     """Turn errors of the file system into an `InputError` that names the folder."""

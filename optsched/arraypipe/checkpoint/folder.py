@@ -25,7 +25,6 @@ from optsched.arraypipe.checkpoint.files import (
     replace_file,
     stage_file,
     sweep,
-    sync_folder,
     train_files,
     writing,
 )
@@ -47,7 +46,7 @@ from optsched.arraypipe.checkpoint.weights import (
 )
 from optsched.arraypipe.runtime.environment import on_gpu
 from optsched.errors import InputError
-from optsched.io.files import read_text
+from optsched.io.files import read_text, sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
