@@ -79,10 +79,7 @@ def unpack_arrays(content: bytes, name: str, most: int) -> dict[str, Any]:
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes | str, *, durable: bool = False) -> None:
-    """Write a file atomically: to a temporary file beside it, then rename.
-
-    `durable`: both are on the disk on return, so that they survive a power failure.
-    """
+    """Write a temporary file beside it, then rename; `durable`: on the disk before the return."""
     content = data.encode() if isinstance(data, str) else data
     check_writable(path)
     try:
