@@ -20,11 +20,17 @@ test: $(READY)
 test-long: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --hypothesis-profile long
 
-test-oldest:
+test-oldest: oldest.txt
 	$(PYTHON) -m venv .venv-oldest
-	$(PYTHON) .ci/oldest.py > .venv-oldest/constraints.txt
-	.venv-oldest/bin/python -m pip install --quiet --constraint .venv-oldest/constraints.txt --editable ".[dev]"
+	.venv-oldest/bin/python -m pip install --quiet --constraint oldest.txt --editable ".[dev]"
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+# the lowest versions that pyproject.toml allows and that run on this Python; torch is pinned
+oldest.txt: pyproject.toml $(READY)
+	$(PYTHON) -m venv .venv-uv
+	.venv-uv/bin/python -m pip install --quiet uv
+	grep ^torch== constraints.txt | .venv-uv/bin/uv pip compile --quiet --resolution lowest-direct \
+	  --only-binary :all: --python $(PYTHON) --extra dev --constraint - pyproject.toml --output-file $@
 
 COUNT ?= 1000
 SEED ?= 0
@@ -48,5 +54,5 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf .venv .venv-oldest out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-uv oldest.txt out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
