@@ -2,12 +2,13 @@
 # make test        create .venv, install, run every test but the slow ones, minutes
 # make test-long   the same with the slow ones and 25 times the examples: before a release
 # make test-oldest the tests with the lowest versions that pyproject.toml allows, in .venv-oldest
+# make docs        build the documentation, strict, into out/site
 # make fuzz        judge random tiny instances by brute force: make fuzz COUNT=100000 SEED=0
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-long test-oldest fuzz lint smoke clean
+.PHONY: demo test test-long test-oldest fuzz lint smoke docs clean
 
 demo: $(READY)
 	@mkdir -p out
@@ -42,6 +43,9 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(BIN)/sphinx-build
+	$(BIN)/sphinx-build -W --keep-going --quiet -d out/doctrees docs out/site
+
 # the built wheel in an environment of its own, far from the checkout
 smoke: $(READY)
 	PYTHON=$(PYTHON) BIN=$(abspath $(BIN)) bash .ci/smoke
@@ -51,6 +55,10 @@ $(READY): pyproject.toml constraints.txt
 	  { echo "optsched needs Python >= 3.11: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+$(BIN)/sphinx-build: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
 	@touch $@
 
 clean:

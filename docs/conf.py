@@ -1,0 +1,61 @@
+"""Build of the documentation: `make docs` writes out/site/index.html."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "solvers"), str(HERE / "_ext")]
+
+from optsched.version import __version__  # noqa: E402
+
+project = "optsched"
+author = "the optsched authors"
+release = version = __version__
+language = "en"
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "numpydoc",
+    "myst_parser",
+    "sphinx_design",
+]
+# pages that the new layout has not replaced yet
+OLD = [path.name for path in HERE.glob("*.md") if path.name != "index.md"]
+exclude_patterns = [*OLD, "_ext"]
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 4
+
+autosummary_generate = True
+autodoc_typehints = "none"  # signatures have them; numpydoc has the text
+numpydoc_show_class_members = False
+
+# a build must not need a network: INTERSPHINX=1 links names of other libraries
+intersphinx_mapping = {
+    name: (url, None)
+    for name, url in {
+        "python": "https://docs.python.org/3",
+        "numpy": "https://numpy.org/doc/stable",
+        "torch": "https://docs.pytorch.org/docs/stable",
+        "optuna": "https://optuna.readthedocs.io/en/stable",
+    }.items()
+    if os.environ.get("INTERSPHINX")
+}
+
+html_theme = "pydata_sphinx_theme"
+html_title = f"optsched {release}"
+html_theme_options = {
+    "show_toc_level": 2,
+    "navigation_depth": 3,
+    "header_links_before_dropdown": 7,
+    "footer_start": ["copyright"],
+    "footer_end": [],
+}
+html_sidebars = {"index": []}
+html_show_sphinx = False
+html_copy_source = False
