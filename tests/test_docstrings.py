@@ -13,11 +13,14 @@ PUBLIC = [
     "optsched", "optsched.arraypipe", "optsched.bandwidth", "optsched.cluster",
     "optsched.cluster.determined", "optsched.cluster.policies", "optsched.serving",
     "optsched.plan", "optsched.elastic", "optsched.formats.registry", "optsched.plots",
-    "optsched.pipelines", "optsched.service.client", "optsched.testing",
+    "optsched.pipelines", "optsched.service.client", "optsched.solving.stop", "optsched.testing",
 ]  # fmt: skip
 """Modules whose names users import."""
 
-COMPLETE = {"optsched"}
+COMPLETE = {
+    "optsched", "optsched.formats.registry", "optsched.pipelines", "optsched.plots",
+    "optsched.solving.stop", "optsched.testing",
+}  # fmt: skip
 """Modules of the list above in which every function and class has an example."""
 
 

@@ -108,6 +108,9 @@ class RunLog:
         """Records of every device in its order."""
         return grouped(self.columns["device"], len(self.devices))
 
+    def __repr__(self) -> str:
+        return f"<RunLog {self.name!r:.60}: {len(self.records)} blocks>"
+
     @cached_property
     def serial(self) -> bool:
         """Whether no two blocks ran at the same time, in the order of the records."""
@@ -162,6 +165,9 @@ class Report:
     devices: tuple[DeviceTime, ...]
     cycles: int = 0
     left_out: int = 0
+
+    def __repr__(self) -> str:
+        return f"<Report of {len(self.devices)} devices: {str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         predicted, measured = (

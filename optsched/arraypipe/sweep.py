@@ -77,6 +77,10 @@ class SweepResult:
     best: TrialResult | None
     run: RunResult | None
 
+    def __repr__(self) -> str:
+        best = "none" if self.best is None else f"trial {self.best.trial.number}"
+        return f"<SweepResult: {len(self.trials)} trials, best: {best}>"
+
 
 class ArraySweep:
     """Trains the trials of a study in a job array; a free slot gets the next trial.

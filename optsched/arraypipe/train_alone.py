@@ -39,15 +39,28 @@ if TYPE_CHECKING:
 
 
 class NotIdentical(OptschedError):
-    """A job array and training alone differ; the message names the tensors."""
+    """Error of a job array that differs from training alone; the message names the tensors.
+
+    Examples
+    --------
+    >>> from optsched.testing import NotIdentical
+    >>> issubclass(NotIdentical, optsched.OptschedError)
+    True
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """Everything that training changes, under the names of the unsplit model.
+    """Parameters, buffers, optimizer states and losses of a job, by the names of its unsplit model.
 
     `optimizer` maps a parameter to its optimizer state (``exp_avg``, ``step``, ...); `losses` has
     one value per iteration.
+
+    Examples
+    --------
+    >>> from optsched.testing import Trained
+    >>> Trained(parameters={}, buffers={}, optimizer={}, losses=(0.5, 0.25)).losses[-1]
+    0.25
     """
 
     parameters: dict[str, torch.Tensor]
@@ -83,6 +96,17 @@ def train_alone(
         Number of iterations, from the initial weights.
     weight
         Weight of a micro-batch, as `ArrayTrainer` takes it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from optsched.testing import train_alone
+    >>> model = lambda: torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    >>> job = optsched.Job(seed=0, batch_size=4, optimizer=torch.optim.Adam)
+    >>> data = lambda job, start: iter([(torch.ones(4, 4), torch.zeros(4, 1))] * 2)
+    >>> one = train_alone(model, job, [1], torch.nn.functional.mse_loss, data, steps=2)
+    >>> sorted(one.parameters), len(one.losses)
+    (['0.bias', '0.weight', '1.bias', '1.weight'], 2)
     """
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(job.seed)
@@ -235,7 +259,14 @@ class _Alone:
 
 
 def differences(got: Trained, alone: Trained) -> list[str]:
-    """Every tensor and number in which two trainings differ by a bit, one sentence each."""
+    """List every tensor and number in which two trainings differ by a bit, one sentence each.
+
+    Examples
+    --------
+    >>> from optsched.testing import Trained, differences
+    >>> differences(Trained({}, {}, {}, (0.5,)), Trained({}, {}, {}, (0.25,)))
+    ['loss of iteration 0: 0.5, alone 0.25']
+    """
     found = []
     for what in ("parameters", "buffers"):
         found += _compared(what[:-1], getattr(got, what), getattr(alone, what))

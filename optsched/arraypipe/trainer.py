@@ -33,6 +33,7 @@ from optsched.model.schedule import Schedule
 if TYPE_CHECKING:
     from os import PathLike
 
+    import pandas
     from torch import nn
     from torch.utils.data import DataLoader, Dataset
 
@@ -107,6 +108,23 @@ class RunResult:
     def report(self) -> Report:
         """Predicted against measured."""
         return compare(self.log)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Make a data frame of the losses: columns ``job``, ``iteration`` and ``loss``."""
+        from optsched.plots.notebook import frame
+
+        rows = [(j, i, x) for j, row in enumerate(self.losses) for i, x in enumerate(row)]
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
+        return frame(dict(zip(("job", "iteration", "loss"), columns, strict=True)))
+
+    def _repr_html_(self) -> str:
+        from optsched.plots.notebook import training_view
+
+        return training_view(self)
+
+    def __repr__(self) -> str:
+        done = sum(map(len, self.losses))
+        return f"<RunResult of {len(self.jobs)} jobs: {done} iterations, {self.log!r}>"
 
 
 class ArrayTrainer:

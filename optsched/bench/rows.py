@@ -6,11 +6,14 @@ import csv
 import json
 import os
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_type_hints
 
 from optsched.errors import InputError
 from optsched.io.csv_rows import csv_rows, csv_text
 from optsched.io.files import check_writable, decode_text, read_bytes, write_atomic
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Row(NamedTuple):
@@ -73,6 +76,12 @@ class Results:
 
     Files with other columns or an invalid row are refused; an incomplete last line (power loss) is
     dropped by the next `append`.
+
+    Examples
+    --------
+    >>> from optsched.bench.rows import Results
+    >>> Results("results.csv").rows  # of a file that does not exist yet
+    []
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -87,6 +96,12 @@ class Results:
     def done(self) -> set[tuple[str, ...]]:
         """Keys of the rows without an error."""
         return {row.key for row in self.rows if not row.error}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Make a data frame with one row per solve; columns as in `Row`."""
+        from optsched.plots.notebook import frame
+
+        return frame({key: [getattr(row, key) for row in self.rows] for key in COLUMNS})
 
     def append(self, row: Row) -> None:
         """Append a row to the file in one write.

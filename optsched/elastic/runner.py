@@ -56,7 +56,7 @@ class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: Literal["optsched.elastic-run/1"] = "optsched.elastic-run/1"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LiveRun(Run):
     """Result of `run`; times in ms. A `Run`, with metrics, history and plots."""
 

@@ -35,7 +35,7 @@ _LOGS: Final = ("SACCT", "HELIOS", "ALIBABA2020", "ALIBABA2023", "PHILLY", "SWF"
 
 @dataclass(frozen=True)
 class Source:
-    """A file to read.
+    r"""Text of a file to read, with its name.
 
     Parameters
     ----------
@@ -47,6 +47,12 @@ class Source:
         The parsed tree of a JSON file.
     reentrant
         Rows of a job-shop text may have any length, machines may repeat or be skipped.
+
+    Examples
+    --------
+    >>> from optsched.formats.registry import Source
+    >>> Source("toy.txt", "1 2\n0 3 1 2\n").text.splitlines()[0]
+    '1 2'
     """
 
     file: str
@@ -57,7 +63,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Reader:
-    """A foreign format.
+    """Name, recognition, reading and writing of a foreign format.
 
     Parameters
     ----------
@@ -78,6 +84,13 @@ class Reader:
         ``optsched convert`` reads the file again and compares.
     kind
         ``"problem"``, or ``"trace"``: a log of jobs, which ``optsched cluster workload`` reads.
+
+    Examples
+    --------
+    >>> from optsched.formats.registry import Reader
+    >>> words = Reader("words", lambda source: source.text.startswith("words "), read=None)
+    >>> words.kind, words.write is None
+    ('problem', True)
     """
 
     name: str
@@ -97,6 +110,12 @@ def readers(kind: str = "problem") -> dict[str, Reader]:
     ------
     InputError
         An entry point that is not a `Reader`, or has the name of another one.
+
+    Examples
+    --------
+    >>> from optsched.formats.registry import readers
+    >>> {"standard", "taillard", "table"} <= set(readers())
+    True
     """
     from importlib.metadata import entry_points  # takes 20 ms
 
@@ -119,14 +138,28 @@ def readers(kind: str = "problem") -> dict[str, Reader]:
 
 
 def written(problem: Problem, name: str) -> str:
-    """Return the text of a problem in the format of this name; `InputError` if it has none."""
+    r"""Return the text of a problem in the format of this name; `InputError` if it has none.
+
+    Examples
+    --------
+    >>> from optsched.formats.registry import written
+    >>> written(optsched.JobShop([[(0, 3), (1, 2)]]), "standard")
+    '1 2\n0 3 1 2\n'
+    """
     write = readers()[one_of("format", name, writable())].write
     assert write is not None  # by `writable`
     return write(problem)
 
 
 def writable() -> list[str]:
-    """Return the names of the formats that can be written."""
+    """Return the names of the formats that can be written.
+
+    Examples
+    --------
+    >>> from optsched.formats.registry import writable
+    >>> {"standard", "taillard"} <= set(writable())
+    True
+    """
     return [name for name, reader in readers().items() if reader.write is not None]
 
 
@@ -137,7 +170,14 @@ def _load(place: str) -> Reader:
 
 
 def looks_like(text: str) -> str:
-    """Return ``"; this looks like ..."`` if the kind of a text is recognized, else ``""``."""
+    """Return ``"; this looks like ..."`` if the kind of a text is recognized, else ``""``.
+
+    Examples
+    --------
+    >>> from optsched.formats.registry import looks_like
+    >>> looks_like("hello")
+    ''
+    """
     from optsched.bandwidth.topology import foreign  # imported only for an error
     from optsched.cluster.workload import trace
 

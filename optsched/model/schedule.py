@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import networkx
+    import pandas
 
 NO_DEADLINE: Final = int(np.iinfo(np.int64).max)
 """Value of `Schedule.deadline` for an operation without one."""
@@ -501,6 +502,33 @@ class Schedule(Problem):
 
         return to_networkx(self)
 
+    def to_pandas(self) -> pandas.DataFrame:
+        """Make a data frame with one row per operation.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Columns ``job`` (name or number), ``name`` (as in messages of the verifier), ``kind``,
+            ``stage``, ``microbatch``, ``iteration``, ``resource`` (several joined by ``+``),
+            ``duration``, ``start``, ``end``, ``unit``; periodic schedules also have ``offset``.
+            An instance has no ``start`` and ``end``.
+
+        Raises
+        ------
+        MissingExtra
+            pandas is not installed.
+
+        Examples
+        --------
+        >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], ["saw", "mill"])
+        >>> frame = optsched.solve(shop).schedule.to_pandas()
+        >>> frame[frame.resource == "saw"][["job", "start", "end"]].to_dict("list")
+        {'job': ['0', '1'], 'start': [0, 4], 'end': [3, 5]}
+        """
+        from optsched.plots.notebook import operations
+
+        return operations(self)
+
     @cached_property
     def sha256(self) -> str:
         """Hash of all that `same_graph` compares, independent of `name` and of file formats."""
@@ -532,10 +560,15 @@ class Schedule(Problem):
 
         write_atomic(path, write(self))
 
+    def _repr_html_(self) -> str:
+        from optsched.plots.notebook import schedule_view
+
+        return schedule_view(self)
+
     def __repr__(self) -> str:
         state = f", makespan {self.makespan}" if self.is_scheduled else ""
         return (
-            f"<Schedule {self.name!r}: {self.n_operations} operations "
+            f"<Schedule {self.name!r:.60}: {self.n_operations} operations "
             f"on {self.n_resources} resources{state}>"
         )
 

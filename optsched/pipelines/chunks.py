@@ -16,18 +16,30 @@ if TYPE_CHECKING:
 
 
 def wrapped(devices: int, chunks: int = 2) -> tuple[int, ...]:
-    """Stage v on device v mod S: what `interleaved` needs.
+    """Place stage v on device v mod S, as `interleaved` needs it.
 
     For `JobArray(place=...)` and `JobArray.from_profile(place=...)`.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> pipelines.wrapped(4, 2)
+    (0, 1, 2, 3, 0, 1, 2, 3)
     """
     _check(devices, chunks)
     return (*range(devices),) * chunks
 
 
 def zigzag(devices: int, chunks: int = 2) -> tuple[int, ...]:
-    """Down the devices and up again, ``chunks / 2`` times (waves): what `hanayo` needs.
+    """Place stages down the devices and up again, as `hanayo` needs it.
 
     Such as ``(0, 1, 2, 2, 1, 0)``; `chunks` is even, two a wave.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> pipelines.zigzag(4, 2)
+    (0, 1, 2, 3, 3, 2, 1, 0)
     """
     _check(devices, chunks)
     if chunks % 2:
@@ -56,13 +68,20 @@ def _check(devices: int, chunks: int) -> None:
 
 
 def interleaved(job: JobArray) -> Schedule:
-    """Interleaved 1F1B in Megatron's order (Narayanan et al. 2021, section 2.2).
+    """Run interleaved 1F1B in Megatron's order (Narayanan et al. 2021, section 2.2).
 
     Device s of S runs 2(S - s - 1) + (c - 1)S forward blocks of its c chunks, then one forward,
     one backward. Micro-batches go through the chunks in groups of S. If S does not divide m, the
     groups are those of torch's `ScheduleInterleaved1F1B`: max(1, m // S) groups of equal size.
     The job has ``place=pipelines.wrapped(devices, chunks)``; micro-batches that do not fall into
     groups of equal size are refused.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> job = pipelines.uniform("interleaved", stages=4, micro_batches=8)
+    >>> pipelines.interleaved(job).makespan  # 1F1B takes 66
+    57
     """
     devices, chunks = chunks_of(job, "interleaved")
     return ordered(
@@ -105,13 +124,20 @@ def _unit(step: int, size: int, chunks: int) -> int:
 
 
 def hanayo(job: JobArray) -> Schedule:
-    """Waves (Liu et al. 2023): stages go down the devices and up again, w times.
+    """Run waves: stages go down the devices and up again, w times (Liu et al. 2023).
 
     The paper gives the placement; the order here is greedy in the job's own times and lags: a free
     device takes backward before forward, then the earlier micro-batch, then the deeper stage. For
     equal stages, b = 2f and m = S its bubble is at most the paper's (2S-2)/(3wS+S-1) for up to 3
     waves (checked for S <= 16). With 4 it is up to 0.4 points above it, first at S = 4.
     The job has ``place=pipelines.zigzag(devices, 2 * waves)``.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> job = pipelines.uniform("hanayo", stages=4, micro_batches=4)
+    >>> pipelines.hanayo(job).makespan
+    36
     """
     devices, _ = chunks_of(job, "hanayo")
     return ordered(job, "hanayo", lambda units: _greedy(job, devices, units))

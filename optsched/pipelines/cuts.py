@@ -25,7 +25,7 @@ MakeSchedule: TypeAlias = "Callable[[JobArray], Schedule | None]"
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """The best cut found; `names` is what ``ArrayTrainer(stages=...)`` takes.
+    """Best cut found; `names` is what ``ArrayTrainer(stages=...)`` takes.
 
     Parameters
     ----------
@@ -43,6 +43,13 @@ class Partition:
         No cut into so many stages, and no schedule, has a smaller value.
     tried
         Every candidate with its value; None: no schedule fits into the memory.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> layers = optsched.JobArray([[1, 2, 2, 2, 5]], [[2, 4, 4, 4, 10]], micro_batches=8)
+    >>> pipelines.partition(layers, 3, schedule=pipelines.one_f_one_b).names
+    ('2', '4')
     """
 
     cuts: tuple[int, ...]
@@ -148,9 +155,15 @@ def naive(n_layers: int, stages: int) -> list[int]:
 
 
 def balanced(costs: Sequence[int], stages: int) -> list[int]:
-    """Cuts with the least cost of the costliest stage, exactly; of equal cuts the earliest.
+    """Cut costs into stages so that the costliest stage costs least, exactly.
 
     Costs are integers >= 0; every stage gets at least one layer. The result is as of `naive`.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> pipelines.balanced([1, 4, 4, 4, 9], 3)  # layers 0-1, 2-3 and 4
+    [0, 2, 4, 5]
     """
     _check(len(costs), stages)
     return best_cuts(costs, stages, 1)[0].cuts

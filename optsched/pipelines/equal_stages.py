@@ -31,7 +31,15 @@ SPLIT: Final = ("zb_h1", "zb_h2")
 
 
 def idle_share(schedule: Schedule) -> Fraction:
-    """Idle share of the makespan (or the period), over all devices with blocks; setups are idle."""
+    """Compute the idle share of the makespan or period, over all devices with blocks.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> schedule = pipelines.gpipe(optsched.JobArray([[1] * 4], [[2] * 4], micro_batches=8))
+    >>> str(pipelines.idle_share(schedule))
+    '3/11'
+    """
     span = schedule.makespan if schedule.period is None else schedule.period
     used = [r for r in range(schedule.n_resources) if len(schedule.users[r])]
     busy = sum(int(schedule.duration[schedule.users[r]].sum()) for r in used)
@@ -48,7 +56,7 @@ def bubble(
     weight: int | None = None,
     chunks: int = 2,
 ) -> Fraction:
-    """The published bubble of a pipeline of equal stages without communication, exactly.
+    """Compute the published bubble of a pipeline of equal stages without communication, exactly.
 
     It is the idle share of the makespan; for ``zb_h2``, as in the paper, that of the *period* of
     iterations that follow each other.
@@ -63,6 +71,12 @@ def bubble(
         takes ``backward + weight``; only ``zb_h1`` and ``zb_h2`` run them apart.
     chunks
         Parts of the model on a device; for ``interleaved`` only.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> str(pipelines.bubble("one_f_one_b", stages=4, micro_batches=8))
+    '3/11'
     """
     if name not in NAMES:
         raise InputError(f"name: expected one of {', '.join(NAMES)}, got {format_value(name)}")
@@ -126,12 +140,18 @@ def uniform(
     weight: int | None = 2,
     chunks: int = 2,
 ) -> JobArray:
-    """One job of equal stages for the pipeline `name`, with the arguments of `bubble`.
+    """Make a job of equal stages for the pipeline `name`, with the arguments of `bubble`.
 
     Every pipeline gets the same work per device: chunks take ``1 / chunks`` of the times, and a
     pipeline that does not split the backward pass runs ``backward + weight`` as one block. A chunk
     keeps one byte from F to the end of its backward pass (W if there is one), so that peak bytes
     count chunks of activations.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> pipelines.uniform("interleaved", stages=4, micro_batches=8)
+    <JobArray 'interleaved-4x8': 1 jobs, 8 stages on 4 devices>
     """
     c, place = layout(name, stages, chunks)
     if name in SPLIT and weight is None:

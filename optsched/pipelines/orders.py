@@ -15,22 +15,37 @@ if TYPE_CHECKING:
 
 
 def vanilla(job: JobArray) -> Schedule:
-    """One micro-batch after another through the whole pipeline: nothing overlaps.
+    """Run one micro-batch after another through the whole pipeline: nothing overlaps.
 
     Of several jobs the micro-batches follow each other, as in all orders.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> job = optsched.JobArray([[1] * 4], [[2] * 4], micro_batches=8)
+    >>> pipelines.vanilla(job).makespan, pipelines.gpipe(job).makespan
+    (96, 33)
     """
     stages = one_stage_a_device(job, "vanilla")
     return ordered(job, "vanilla", lambda units: steps_ahead([1] * stages, len(units)))
 
 
 def gpipe(job: JobArray, *, reverse: bool = False) -> Schedule:
-    """All forward blocks, then all backward blocks, on every stage (Huang et al. 2019).
+    """Run all forward blocks, then all backward blocks, on every stage (Huang et al. 2019).
 
     Parameters
     ----------
     reverse
         Backward from the last micro-batch to the first, as in the paper; torch goes forward. Needs
         ``microbatch_order="free"``. Makespan and activations are the same.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> job = optsched.JobArray([[1] * 4], [[2] * 4], micro_batches=8)
+    >>> schedule = pipelines.gpipe(job)
+    >>> schedule.makespan, float(pipelines.idle_share(schedule))
+    (33, 0.2727272727272727)
     """
     stages = one_stage_a_device(job, "gpipe")
     if reverse and job.microbatch_order == "fixed":
@@ -47,31 +62,53 @@ def gpipe(job: JobArray, *, reverse: bool = False) -> Schedule:
 
 
 def one_f_one_b(job: JobArray) -> Schedule:
-    """Stage s of S runs min(m, S - s) forward blocks, then one backward, one forward.
+    """Run min(m, S - s) forward blocks on stage s of S, then one backward, one forward.
 
     DAPPLE (Fan et al. 2021), PipeDream-Flush (Narayanan et al. 2021); torch's `Schedule1F1B`.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> times = {"forward": [[1] * 4], "backward": [[2] * 4], "micro_batches": 8}
+    >>> job = optsched.JobArray(**times, activation=1, memory=[4, 3, 2, 1])
+    >>> optsched.verify(pipelines.one_f_one_b(job), problem=job)
+    []
     """
     ahead = range(one_stage_a_device(job, "one_f_one_b"), 0, -1)
     return ordered(job, "one_f_one_b", lambda units: steps_ahead(ahead, len(units)))
 
 
 def zb_h1(job: JobArray) -> Schedule:
-    """ZB-H1 (Qi et al. 2024, section 2): 1F1B whose stage s puts weight gradients off by s.
+    """Run 1F1B with the weight gradients of stage s put off by s (ZB-H1, Qi et al. 2024).
 
     Stage s of S runs S - s forward blocks ahead, then I, W of s micro-batches earlier, F. So every
     device holds at most S micro-batches until their W, and S - s until their I.
     The job has `weight` (the backward pass split in I and W).
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> job = pipelines.uniform("zb_h1", stages=4, micro_batches=8)
+    >>> pipelines.zb_h1(job).makespan
+    54
     """
     return _zero_bubble(job, "zb_h1", 1)
 
 
 def zb_h2(job: JobArray) -> Schedule:
-    """ZB-H2 (Qi et al. 2024, section 2): twice the forward blocks ahead, no bubble in the rhythm.
+    """Run twice the forward blocks ahead: no bubble in the rhythm (ZB-H2, Qi et al. 2024).
 
     Stage s runs 2(S - s) - 1 forward blocks ahead and puts weight gradients off by 2s; every
     device holds at most 2S - 1 micro-batches until their W. Within one iteration the devices still
     begin one after the other; without idle time they are with ``objective="period"``, where a
     device begins the next iteration as soon as it has ended its own.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> job = pipelines.uniform("zb_h2", stages=4, micro_batches=8, forward=2, backward=2, weight=2)
+    >>> pipelines.zb_h2(job.with_objective("period")).period  # 8 micro-batches of 6, no bubble
+    48
     """
     return _zero_bubble(job, "zb_h2", 2)
 
@@ -118,7 +155,7 @@ def steps_ahead(ahead: Sequence[int], n: int, split: bool = False) -> list[list[
 
 
 def chimera(job: JobArray) -> Schedule:
-    """Every other micro-batch runs through the devices in reverse (Li & Hoefler 2021).
+    """Run every other micro-batch through the devices in reverse (Li & Hoefler 2021).
 
     Every device then holds two stages of the model, v and S - 1 - v, each with its weights. The
     order is that of the paper for equal F and B: in slots of one block, F of the k-th micro-batch
@@ -129,6 +166,13 @@ def chimera(job: JobArray) -> Schedule:
     of the job with such a `place` and ``microbatch_order="free"`` (the two directions do not wait
     for each other), and an update block instead of a fused one. Exchanging gradients between the
     two copies of the weights takes no time.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> job = pipelines.uniform("chimera", stages=4, micro_batches=8)
+    >>> pipelines.chimera(job).makespan, pipelines.one_f_one_b(job).makespan
+    (60, 66)
     """
     stages = one_stage_a_device(job, "chimera")
     if stages % 2:

@@ -42,6 +42,13 @@ def bench_report(summary: Summary, path: str | os.PathLike[str] | None = None) -
         No instance with a gap, or a file that cannot be written.
     MissingExtra
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from optsched.bench.rows import Results
+    >>> from optsched.bench.summary import summarise
+    >>> summary = summarise(Results("results.csv").rows)  # doctest: +SKIP
+    >>> optsched.plots.bench_report(summary, "gaps.svg")  # doctest: +SKIP
     """
     if not any(cell.gap is not None for cell in summary.cells):
         raise InputError("plot: no solver has a schedule, there is nothing to draw")

@@ -28,6 +28,13 @@ def gpu_map(
     A column is a machine, a cell one of its GPUs, the first at the bottom; machines of one domain
     of the lowest level stand side by side. Free cells are white, those of a job have its color,
     those down are dark; a frame marks the chosen GPUs (global numbers).
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import ClusterState, synthetic
+    >>> state = ClusterState.idle(synthetic.cluster("nvswitch", 2))
+    >>> optsched.plots.gpu_map(state, chosen=range(3)).get_suptitle()
+    '16 of 16 GPUs free, 0 jobs'
     """
     cluster, marked = state.cluster, set(state.cluster.gpus(chosen))
     fill = dict.fromkeys(state.free, "white") | dict.fromkeys(state.down, INK)

@@ -57,6 +57,13 @@ def pareto(
         Nothing to draw, an unknown measure, or a file of another kind.
     MissingExtra
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> scenario = serving.reference(rate=500, burst=2, seconds=0.1)
+    >>> points = serving.compare(scenario, {"cost": serving.MarginalCost()}, seeds=[1, 2])
+    >>> optsched.plots.pareto(points, "routers.svg")  # doctest: +SKIP
     """
     for name in (x, y):
         one_of("pareto", name, MEASURES)

@@ -54,6 +54,13 @@ def gantt(
         The graph is not scheduled, the suffix is none of the three, or the file cannot be written.
     MissingExtra
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+    >>> figure = optsched.plots.gantt(optsched.solve(shop).schedule, width=8)
+    >>> float(figure.get_figwidth())
+    8.0
     """
     if path is not None:
         suffix_of(path)
@@ -152,16 +159,12 @@ def _bars(axes: Axes, schedule: Schedule, chart: Bars, unit: Unit) -> None:
     for group, (hatch, is_hollow) in enumerate(looks):
         chosen = np.flatnonzero(lasting & (hatches == hatch) & (hollow == is_hollow))
         left, right = chart.start[chosen] / unit.ticks, chart.end[chosen] / unit.ticks
-        top, bottom = rows[chosen] - 0.41, rows[chosen] + 0.41
-        corners = np.stack(
-            [np.stack(pair, axis=1) for pair in
-             ((left, top), (right, top), (right, bottom), (left, bottom))], axis=1
-        )  # fmt: skip
+        corners = _corners(left, right, rows[chosen], 0.41)
         fill = _colours(schedule, chart.operation[chosen])
         border = "white" if len(chart.operation) <= 4000 else "none"
         axes.add_collection(
             PolyCollection(
-                list(corners),
+                corners,
                 facecolors=_BACKGROUND if is_hollow else fill,
                 edgecolors=fill if is_hollow else border,
                 linewidths=0.7 if is_hollow else 0.5,
@@ -182,30 +185,27 @@ def _bars(axes: Axes, schedule: Schedule, chart: Bars, unit: Unit) -> None:
         )
 
 
+def _corners(left: Any, right: Any, row: Any, half: float) -> list[Any]:
+    """Corners of rectangles of this half height."""
+    pairs = ((left, row - half), (right, row - half), (right, row + half), (left, row + half))
+    return list(np.stack([np.stack(pair, axis=1) for pair in pairs], axis=1))
+
+
 def _setups(axes: Axes, schedule: Schedule, cycles: int, unit: Unit) -> None:
     from matplotlib.collections import PolyCollection
 
     found = setups(schedule, cycles)
     if not len(found.start):
         return
-    corners = [
-        [(a, r - 0.16), (b, r - 0.16), (b, r + 0.16), (a, r + 0.16)]
-        for a, b, r in zip(
-            found.start / unit.ticks, found.end / unit.ticks, found.resource, strict=True
-        )
-    ]
+    left, right = found.start / unit.ticks, found.end / unit.ticks
+    corners = _corners(left, right, found.resource, 0.16)
     axes.add_collection(PolyCollection(corners, gid="setups", zorder=2, **_SETUP), autolim=False)
 
 
 def _labels(
-    axes: Axes,
-    schedule: Schedule,
-    chart: Bars,
-    unit: Unit,
-    inches_per_time: float,
-    span: int,
+    axes: Axes, schedule: Schedule, chart: Bars, unit: Unit, inches_per_time: float, span: int,
     high: float,
-) -> None:
+) -> None:  # fmt: skip
     """Jobs or micro-batches in the bars that are wide enough, all in one size of type."""
     jobs, ours = schedule.job[chart.operation].tolist(), schedule.microbatch[chart.operation]
     number = ours.tolist() if _one_job(schedule) else [_short(schedule, j) for j in jobs]
@@ -311,13 +311,6 @@ _WORDS = {
 
 
 def _colours(schedule: Schedule, operations: np.typing.NDArray[np.int64]) -> list[str]:
-    look = shades(schedule)
-    made: dict[tuple[int, str], str] = {}
-    found = []
-    for job, kind in zip(
-        schedule.job[operations].tolist(), schedule.kind[operations].tolist(), strict=True
-    ):
-        if (job, kind) not in made:
-            made[job, kind] = colour(job, look[kind])
-        found.append(made[job, kind])
-    return found
+    look, jobs = shades(schedule), schedule.job[operations].tolist()
+    kinds = schedule.kind[operations].tolist()
+    return [colour(job, look[kind]) for job, kind in zip(jobs, kinds, strict=True)]

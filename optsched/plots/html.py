@@ -69,11 +69,7 @@ def payload(schedule: Schedule, summary: Report, cycles: int = 3) -> dict[str, A
     return {
         "name": one_line(schedule.name) or "schedule",
         "headline": " · ".join([*worth(summary), size]),
-        "unit": {
-            "own": schedule.time_unit.replace("us", "µs"),
-            "name": unit.name,
-            "ticks": unit.ticks,
-        },
+        "unit": {"own": schedule.time_unit.replace("us", "µs"), **unit._asdict()},
         "span": span,
         "share_span": summary.span,
         "period": schedule.period,
@@ -117,15 +113,9 @@ def _columns(table: Any, keys: tuple[str, ...]) -> dict[str, list[int]]:
 
 def _resource(summary: Report, r: int) -> dict[str, Any]:
     row = summary.resources[r]
-    return {
-        "name": one_line(row.name, 60),
-        "operations": row.operations,
-        "busy": row.busy,
-        "setup": row.setup,
-        "bubble": row.bubble,
-        "peak": row.peak_memory,
-        "memory": row.memory,
-    }
+    keys = ("operations", "busy", "setup", "bubble", "memory")
+    found = {key: getattr(row, key) for key in keys}
+    return {"name": one_line(row.name, 60), "peak": row.peak_memory, **found}
 
 
 def _job(row: JobReport) -> dict[str, Any]:
@@ -162,9 +152,5 @@ def _arcs(schedule: Schedule) -> dict[str, list[int]]:
     tail, head, lag, distance = schedule.arcs
     tokens = distance + schedule.offset[head] - schedule.offset[tail]
     near = np.abs(tokens) <= 100  # the drawing shows no more cycles
-    return {
-        "tail": tail[near].tolist(),
-        "head": head[near].tolist(),
-        "lag": lag[near].tolist(),
-        "tokens": tokens[near].tolist(),
-    }
+    columns = {"tail": tail, "head": head, "lag": lag, "tokens": tokens}
+    return {key: column[near].tolist() for key, column in columns.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from optsched.io.text import one_line, share_text, time_text
@@ -61,6 +62,7 @@ def shades(schedule: Schedule) -> dict[str, Shade]:
     return found | {kind: shade(kind, k) for k, kind in enumerate(others)}
 
 
+@lru_cache(4096)
 def colour(job: int, look: Shade) -> str:
     """Colour of a job in a shade, as ``#rrggbb``; colours repeat after 30 jobs."""
     hue = _HUES[job % len(_HUES)]

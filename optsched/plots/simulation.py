@@ -43,8 +43,8 @@ _BINS: Final = 240
 
 
 def simulation_report(
-    runs: Mapping[str, Run], path: str | os.PathLike[str], *, title: str = ""
-) -> None:
+    runs: Mapping[str, Run], path: str | os.PathLike[str] | None = None, *, title: str = ""
+) -> Figure:
     """Draw completion times, their parts, and the GPUs in use, one line per policy.
 
     A single `optsched.elastic.LiveRun` is drawn as its workers over time and the metric by pass.
@@ -54,7 +54,8 @@ def simulation_report(
     runs
         Runs of one workload by policy.
     path
-        ``.png``, ``.svg``, ``.pdf``, or ``.html`` for a self-contained page with the table.
+        ``.png``, ``.svg``, ``.pdf``, or ``.html`` for a self-contained page with the table; None:
+        only the figure is returned.
     title
         By default the workload's name.
 
@@ -64,8 +65,18 @@ def simulation_report(
         No run, a run in which no job ended, or a file that cannot be written.
     MissingExtra
         matplotlib is not installed.
+
+    Examples
+    --------
+    >>> from optsched import cluster
+    >>> job = cluster.Job(name="a", sizes=(8,), work=8 * 10**8)
+    >>> jobs = cluster.Workload.of([job], time_unit="s")
+    >>> run = cluster.simulate(jobs, "fifo", cluster.Nodes(1, gpus=8))
+    >>> optsched.plots.simulation_report({"fifo": run}, title="one job").get_suptitle()
+    'one job'
     """
-    check_suffix(path, (*PICTURES, ".html"))
+    if path is not None:
+        check_suffix(path, (*PICTURES, ".html"))
     if not runs:
         raise InputError("runs: expected at least one")
     some = next(iter(runs.values()))
@@ -75,12 +86,13 @@ def simulation_report(
             raise InputError(f"runs[{name!r:.60}]: no job ended")
     name = one_line(title or some.workload.name or ("elastic training" if live else "simulation"))
     draw = _live_figure if live else _figure
-    if str(path).lower().endswith(".html"):
-        with picture_style():
-            drawing = rendered(draw(runs, ""), ".svg").decode()
-        write_atomic(path, _page(name, drawing[drawing.index("<svg") :], runs))
-    else:
-        picture(lambda: draw(runs, name), path)
+    if path is None or not str(path).lower().endswith(".html"):
+        return picture(lambda: draw(runs, name), path)
+    with picture_style():
+        figure = draw(runs, "")
+        drawing = rendered(figure, ".svg").decode()
+    write_atomic(path, _page(name, drawing[drawing.index("<svg") :], runs))
+    return figure
 
 
 def table(runs: Mapping[str, Run]) -> tuple[list[str], list[list[str]]]:
@@ -265,21 +277,22 @@ def _page(name: str, drawing: str, runs: Mapping[str, Run]) -> str:
         f"{len(some.workload)} jobs on {some.nodes.total} GPUs in {len(some.nodes.gpus)} nodes, "
         f"restart cost {s.restart_cost} {some.workload.time_unit}, resize {s.resize}, seed {s.seed}"
     )
-    waiting = "".join(_row((policy, job, why.text), "td") for policy, run in runs.items()
+    waiting = "".join(html_row((policy, job, why.text), "td") for policy, run in runs.items()
                       for job, why in run.reported_waiting().items())  # fmt: skip
     if waiting:
-        drawing += f"<table>{_row(('policy', 'waiting job', 'reason'), 'th')}{waiting}</table>"
+        drawing += f"<table>{html_row(('policy', 'waiting job', 'reason'), 'th')}{waiting}</table>"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'\">\n"
         f"<title>{html.escape(name)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n"
         f"<h1>{html.escape(name)}</h1>\n<p>{html.escape(about)}</p>\n<table>\n"
-        f"{_row(header, 'th')}{''.join(_row(row, 'td') for row in rows)}</table>\n"
+        f"{html_row(header, 'th')}{''.join(html_row(row, 'td') for row in rows)}</table>\n"
         f"{drawing}\n</main>\n</body>\n</html>\n"
     )
 
 
-def _row(cells: Sequence[Any], tag: str) -> str:
+def html_row(cells: Sequence[object], tag: str) -> str:
+    """Make an HTML table row; texts are escaped."""
     inside = "".join(f"<{tag}>{html.escape(str(cell))}</{tag}>" for cell in cells)
     return f"<tr>{inside}</tr>\n"

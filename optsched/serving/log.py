@@ -18,6 +18,8 @@ from optsched.serving.tables import NS_PER_MS, milliseconds
 if TYPE_CHECKING:
     import os
 
+    import pandas
+
     from optsched.model.schedule import IntArray
     from optsched.serving.scenario import Scenario
     from optsched.serving.tables import FloatArray
@@ -138,6 +140,21 @@ class Log:
         if len(self.sheds):
             members["shed"] = rows(_Shed(ids[r], at / NS_PER_MS) for r, at in self.sheds.tolist())
         return lines(members)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Make a data frame with one row per request of a batch; times in ms."""
+        from optsched.plots.notebook import requests
+
+        return requests(self)
+
+    def _repr_html_(self) -> str:
+        from optsched.plots.notebook import serving_view
+
+        return serving_view(self)
+
+    def __repr__(self) -> str:
+        size = f"{len(self.batches)} batches, {self.summary.completed} requests completed"
+        return f"<Log of {self.scenario.name!r:.60}: {size}>"
 
     def schedule(self) -> Schedule:
         """Return one operation per load and per batch, one resource per instance.

@@ -50,6 +50,11 @@ class Run:
             raise InputError("log: was not kept; simulate(..., log=True) keeps it")
         return self.log.schedule()
 
+    _repr_html_ = Log._repr_html_
+
+    def __repr__(self) -> str:
+        return f"<Run of {self.scenario.name!r:.60}: {self.summary.completed} requests completed>"
+
 
 def simulate(
     scenario: Scenario,

@@ -174,19 +174,8 @@ def accuracy_table(
 ) -> FloatArray:
     """Return the accuracy of all tuples in percent, the last segment's width counting fastest.
 
-    Parameters
-    ----------
-    given
-        Percent by tuple, ``{"0,1,2,3": 74.5, ...}``, or an array of all.
-    widths, segments
-        Of the network.
-    prior
-        Estimates missing tuples: ``"additive"`` or ``"nearest"``.
-
-    Raises
-    ------
-    InputError
-        With the tuple and the value.
+    `given` is percent by tuple, ``{"0,1,2,3": 74.5, ...}``, or an array of all; `prior` estimates
+    missing tuples: ``"additive"`` or ``"nearest"``. `InputError` names the tuple and the value.
     """
     n = len(np.asarray(widths))
     if prior is not None:

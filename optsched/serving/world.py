@@ -443,11 +443,7 @@ def advance(world):  # type: ignore[no-untyped-def]
     """Simulate until all requests are completed or a decision of a Python router is required.
 
     In the latter case the caller writes server, width and group to the trace, and calls again.
-
-    Returns
-    -------
-    int
-        `DRAINED`, `UNDECIDED`, `ENDED`, `FULL`, `STUCK` or `INFEASIBLE`.
+    Returns `DRAINED`, `UNDECIDED`, `ENDED`, `FULL`, `STUCK` or `INFEASIBLE`.
     """
     trace = world.trace[0]
     status = RUNNING
@@ -471,14 +467,9 @@ def feed(world, event, s, which, now):  # type: ignore[no-untyped-def]
     """Process one event of an external clock; the commands are in ``core.command``.
 
     `s` and `which` are a server and a slot, or for `REQUEUE` a segment and a request. No event is
-    scheduled: the ends of batches and loads come by further calls.
-
-    Returns
-    -------
-    int
-        `DRAINED`: no request is at the router; `ENDED`: some are, `ROUTE` is possible;
-        `UNDECIDED`: the caller writes the decision to the trace, and feeds `ROUTE` again;
-        `INFEASIBLE`.
+    scheduled: the ends of batches and loads come by further calls. Returns `DRAINED`: no request
+    is at the router; `ENDED`: some are, `ROUTE` is possible; `UNDECIDED`: the caller writes the
+    decision to the trace, and feeds `ROUTE` again; `INFEASIBLE`.
     """
     trace = world.trace[0]
     trace.now = now

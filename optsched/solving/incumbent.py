@@ -23,15 +23,8 @@ PROBLEM = "bounds"
 class Clock:
     """Time since the call, and how much of its time limit is left.
 
-    Parameters
-    ----------
-    limits
-        The time limit.
-    started
-        ``time.perf_counter()`` at the call; default: now.
-    reserve
-        Seconds of the time limit that engines may not use (at most half of it): evaluation and
-        verification follow the search.
+    `started` is ``time.perf_counter()`` at the call (default: now). Engines may not use the last
+    `reserve` seconds, at most half of the limit: evaluation and verification follow the search.
     """
 
     def __init__(self, limits: Limits, started: float | None = None, reserve: float = 0.0) -> None:
@@ -82,15 +75,8 @@ class Incumbent:
     Invariants: along `history` objectives fall and bounds rise; ``lower_bound <= objective``;
     `solution` has the value `objective`. A bound above a known objective is a bug of an engine.
     Then every bound is dropped but the problem's, and no further one is accepted: it may have been
-    derived from the false one.
-
-    Parameters
-    ----------
-    clock
-        The clock of the solve.
-    shift
-        What values and bounds of engines are above those of the user's problem, which `progress`
-        and `history` show (`optsched.model.objectives.as_makespan`).
+    derived from the false one. `shift` is what values and bounds of engines are above those of the
+    user's problem, which `progress` and `history` show (`optsched.model.objectives.as_makespan`).
     """
 
     def __init__(self, clock: Clock, shift: int = 0) -> None:

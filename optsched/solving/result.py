@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
+from optsched.io.text import one_line
 from optsched.model.schedule import STATUSES
 from optsched.solving.progress import relative_gap
 
 if TYPE_CHECKING:
+    import pandas
+
     from optsched.model.schedule import Schedule
     from optsched.solving.progress import Progress
 
@@ -85,3 +88,27 @@ class Result:
             return None
         met = [e for e in self.history if e.objective is not None and e.gap == 0]
         return met[0].elapsed if met else None
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Make a data frame of `history`: one row per incumbent or bound; see `Progress`.
+
+        Examples
+        --------
+        >>> result = optsched.solve(optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]]))
+        >>> int(result.to_pandas()["objective"].min())
+        6
+        """
+        from optsched.plots.notebook import frame
+
+        names = ("elapsed", "iteration", "objective", "lower_bound", "gap", "event", "source")
+        return frame({name: [getattr(step, name) for step in self.history] for name in names})
+
+    def __repr__(self) -> str:
+        found = f"objective {self.objective}, lower bound {self.lower_bound}"
+        text = one_line(self.reason, 80) or found
+        return f"<Result {self.status}: {text}, {self.solver:.40} in {self.seconds:.2f} s>"
+
+    def _repr_html_(self) -> str:
+        from optsched.plots.notebook import result_view
+
+        return result_view(self)

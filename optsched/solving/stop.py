@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gap:
-    """Stop as soon as the gap (`Progress.gap`) is at most this: 0.01 is one percent."""
+    """Stop as soon as the gap (`Progress.gap`) is at most this: 0.01 is one percent.
+
+    Examples
+    --------
+    >>> optsched.stop.Gap(0.05)(optsched.Progress(1.0, 0, 104, 100, "incumbent"))
+    True
+    """
 
     relative: float
 
@@ -54,6 +60,12 @@ class NoImprovement:
         Steps of the solver.
     seconds
         Seconds; exactly one of the two.
+
+    Examples
+    --------
+    >>> state = optsched.Progress(9.0, 500, 104, 100, "tick", best_elapsed=3.0, best_iteration=100)
+    >>> optsched.stop.NoImprovement(seconds=5)(state), optsched.stop.NoImprovement(1000)(state)
+    (True, False)
     """
 
     iterations: int | None = None
@@ -79,7 +91,14 @@ class NoImprovement:
 
 @dataclass(frozen=True)
 class FirstFeasible:
-    """Stop at the first schedule."""
+    """Stop at the first schedule.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+    >>> optsched.solve(shop, stop=optsched.stop.FirstFeasible()).status in ("feasible", "optimal")
+    True
+    """
 
     def __call__(self, progress: Progress) -> bool:
         """Whether a schedule is known."""
@@ -88,7 +107,14 @@ class FirstFeasible:
 
 @dataclass(frozen=True, init=False)
 class AnyOf:
-    """Stop as soon as one of several criteria is met."""
+    """Stop as soon as one of several criteria is met.
+
+    Examples
+    --------
+    >>> enough = optsched.stop.AnyOf(optsched.stop.Gap(0.01), lambda now: now.elapsed > 60)
+    >>> enough(optsched.Progress(61.0, 0, 104, 100, "tick"))
+    True
+    """
 
     criteria: tuple[Criterion, ...]
 

@@ -19,7 +19,14 @@ _CYCLE = 10**6  # more than a path has arcs
 
 
 def best_makespan(graph: Schedule) -> int | None:
-    """Optimal makespan, or objective of jobs, over all machine orders; None if none is feasible."""
+    """Find the optimal makespan, or objective of jobs, over all machine orders; None if infeasible.
+
+    Examples
+    --------
+    >>> from optsched.testing import best_makespan
+    >>> best_makespan(optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]]).graph())
+    6
+    """
     choices = machine_orders(graph)
     every = product(*(range(len(rows)) for rows in choices))
     best: int | None = None

@@ -355,3 +355,18 @@ def test_an_inline_run_remembers_its_end(monkeypatch: pytest.MonkeyPatch) -> Non
     assert result.report.exposed_ns > 0
     text = str(result.report)
     assert f"(the last {result.report.cycles} cycles; " in text
+
+
+def test_a_notebook_shows_report_and_losses() -> None:
+    """A short repr, a picture of the blocks below the report, and a row per loss."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("pandas")
+    array = trainer(jobs(2))
+    result = runs.run(array, random_schedule([1] * 2, 3, seed=5), 3)
+    for thing in (result, result.log, result.report):
+        assert len(repr(thing)) < 200 and "\n" not in repr(thing)
+    page = result._repr_html_()
+    assert "a cycle: predicted" in page and "data:image/png" in page
+    frame = result.to_pandas()
+    assert frame.loss.tolist() == [loss for row in result.losses for loss in row]
+    assert frame.job.tolist() == [0] * 3 + [1] * 3 and frame.iteration.tolist() == [0, 1, 2] * 2

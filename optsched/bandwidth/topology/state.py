@@ -368,6 +368,11 @@ class ClusterState:
             f"{len(self.jobs)} jobs>"
         )
 
+    def _repr_html_(self) -> str:
+        from optsched.plots.notebook import state_view
+
+        return state_view(self)
+
     # files
 
     @classmethod

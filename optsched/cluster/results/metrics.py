@@ -129,6 +129,10 @@ class Metrics:
             found |= {f"jct_p{p}": self.percentile(p) for p in (50, 90, 95, 99, 100)}
         return found | {key: getattr(self, key) for key in SUMMARY[8:]}
 
+    def __repr__(self) -> str:
+        mean = f"mean JCT {self.jct_mean:.6g} {self.time_unit}"
+        return f"<Metrics of {self.jobs} jobs: {mean}, {self.utilisation:.1%} of the GPUs in use>"
+
 
 def nearest_rank(values: npt.NDArray[Any], p: float) -> float:
     """Smallest value x of these with a share >= p/100 of them at or below x."""

@@ -17,6 +17,8 @@ from optsched.io.values import integer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import pandas
+
     from optsched.cluster.results.metrics import Metrics
     from optsched.cluster.workload.nodes import NodeChange, Nodes
     from optsched.cluster.workload.workload import Workload
@@ -113,6 +115,34 @@ class Run:
         from optsched.cluster.results.history import history
 
         return history(self)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Make a data frame with one row per job, in the order of the workload.
+
+        Times are in the unit of the column ``unit``; ``end`` and ``jct`` are -1 for a job that did
+        not end. The other columns are those of `Metrics`.
+        """
+        from optsched.plots.notebook import frame
+
+        w, m = self.workload, self.metrics
+        keys = ("jct", "queueing", "service", "waiting", "gpu_time", "restarts_by_job",
+                "preemptions_by_job", "rho")  # fmt: skip
+        return frame({
+            "job": list(w.names), "submit": w.submit, "end": self.log.finished,
+            **{key: getattr(m, key) for key in keys}, "unit": [w.time_unit] * len(w),
+        })  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        from optsched.plots.notebook import simulation_view
+
+        return simulation_view(self)
+
+    def __repr__(self) -> str:
+        size = f"{len(self.workload)} jobs on {self.nodes.total} GPUs"
+        return (
+            f"<{type(self).__name__} of {self.workload.name!r:.60}: {size}, "
+            f"policy {self.policy!r:.40}, {len(self.log.start)} stays>"
+        )
 
 
 def _reasons(

@@ -45,6 +45,9 @@ class Log(NamedTuple):
     None without packing. Both of a pair are halves, different ones, for their whole stays.
     """
 
+    def __repr__(self) -> str:
+        return f"<Log: {len(self.start)} stays of {len(self.finished)} jobs>"
+
 
 def grown(w: World) -> World:
     """The same world with twice the room for the log."""
