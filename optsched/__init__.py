@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from optsched.solving.result import Result
     from optsched.solving.solve import solve
     from optsched.solving.solver import solvers
+    from optsched.version import show_versions
 
 _MODULE_OF = {
     name: module
@@ -66,6 +67,7 @@ _MODULE_OF = {
         "solving.solve": "solve",
         "solving.solver": "solvers",
         "solving.progress": "Progress",
+        "version": "show_versions",
     }.items()
     for name in names.split()
 }
@@ -107,6 +109,7 @@ __all__ = [
     "plan",
     "plots",
     "serving",
+    "show_versions",
     "solve",
     "solvers",
     "stop",

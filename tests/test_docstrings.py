@@ -1,10 +1,13 @@
-"""Examples in the docstrings of public names run; complete rooms have one for every name."""
+"""Docstrings of public names: examples run, and the reference lists every name once."""
 
 from __future__ import annotations
 
 import doctest
 import inspect
+import re
+from collections import Counter
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +45,42 @@ def documented(value: Any) -> bool:
     return (inspect.isclass(inner) or inspect.isroutine(inner)) and inner.__module__.startswith(
         "optsched"
     )
+
+
+API = Path(__file__).parent.parent / "docs" / "reference" / "api"
+
+
+def reference_names() -> Counter[str]:
+    """Full names in the tables of the reference, with modules and constants."""
+    found: Counter[str] = Counter()
+    for page in API.glob("*.rst"):
+        module = ""
+        for line in page.read_text().splitlines():
+            if heading := re.match(r"\.\. (currentmodule|automodule|autodata):: (\S+)", line):
+                module = heading[2] if heading[1] != "autodata" else module
+                if heading[1] != "currentmodule":
+                    found[heading[2]] += 1
+            elif (name := re.match(r"   (\w+)$", line)) and module:
+                found[f"{module}.{name[1]}"] += 1
+    return found
+
+
+def test_the_reference_has_every_name_once() -> None:
+    """Functions and classes as the module has them, constants and modules too."""
+    listed = reference_names()
+    assert [name for name, n in listed.items() if n > 1] == []
+    expected = set()
+    for module in PUBLIC:
+        loaded = import_module(module)
+        for name in getattr(loaded, "__all__", public_names(module)):
+            value = getattr(loaded, name)
+            if name != "__version__" and not (inspect.ismodule(value) and value.__name__ in PUBLIC):
+                expected.add(value.__name__ if inspect.ismodule(value) else f"{module}.{name}")
+    packages = {"optsched.formats"}  # in the list as a registry
+    assert expected - packages <= listed.keys(), expected - packages - listed.keys()
+    for name in listed:  # they can be imported
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(import_module(module), attribute), name
 
 
 CASES = [(module, name) for module in PUBLIC for name in public_names(module)]

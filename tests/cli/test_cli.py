@@ -407,6 +407,17 @@ def test_former_names(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli().out.split() == ["show", "state"]
 
 
+def test_show_versions(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line per library, also for those that are not installed."""
+    from importlib.metadata import version
+
+    monkeypatch.setattr("optsched.version._LIBRARIES", ("numpy", "no-such-library"))
+    optsched.show_versions()
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert lines["optsched"] == optsched.__version__ and lines["numpy"] == version("numpy")
+    assert lines["no-such-library"] == "not installed"
+
+
 # warmup
 
 

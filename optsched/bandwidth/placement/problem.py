@@ -256,7 +256,7 @@ class GpuPlacement(Problem):
         return chosen
 
     def check(self, schedule: Schedule) -> list[str]:
-        """What the verifier cannot know, a sentence each: GPUs not free, |S| != k, a policy."""
+        """What the verifier cannot know, a sentence each: GPUs not free, ``|S| != k``, a policy."""
         return self.faults(self.chosen(schedule))
 
     def faults(self, chosen: Sequence[int]) -> list[str]:

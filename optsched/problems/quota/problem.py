@@ -67,7 +67,7 @@ class QuotaPlan(Problem):
     budget
         GPUs in total, or a mapping from type to GPUs; instead of nodes.
     nodes
-        Free GPUs of every node (with those that jobs of the plan hold now): numbers, or `Node`s.
+        Free GPUs of every node (with those that jobs of the plan hold now): numbers or `Node`.
     objective
         ``"sum"``: the sum of weight x utility; ``"max_min"``: the lowest utility / weight;
         ``"proportional"``: the distance from the shares of the scores, all GPUs handed out;

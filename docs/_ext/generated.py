@@ -1,0 +1,198 @@
+"""Parts of the reference that the build makes from the code: commands, documents, status codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from numpydoc.docscrape import NumpyDocString
+from typer.testing import CliRunner
+
+from optsched.cli.app import COMMANDS, GROUPS, app
+from optsched.service import schemas
+from optsched.service.routes import _CODES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STRUCTS = {
+    "profile": ("optsched.profile/2", "optsched.arraypipe.profile:Profile"),
+    "routing": ("optsched.routing/1", "optsched.serving.scenario:_Scenario"),
+    "routing-plan": ("optsched.routing-plan/1", "optsched.serving.plan:_Document"),
+}
+"""Documents that the service does not describe, and the structs that read them."""
+
+MEANINGS = {
+    "bandwidth": ("optsched.bandwidth:MeasurementTable", "optsched.bandwidth:Measurement"),
+    "cluster": (
+        "optsched.bandwidth:Cluster", "optsched.bandwidth:HostType", "optsched.bandwidth:Host",
+    ),
+    "decide": (
+        "optsched.cluster.determined:Pool", "optsched.cluster.determined:State",
+        "optsched.cluster.determined:Agent", "optsched.cluster.determined:Task",
+        "optsched.cluster.determined:Group",
+    ),
+    "jobarray": ("optsched:JobArray",),
+    "jobshop": ("optsched:JobShop",),
+    "quota": ("optsched:QuotaPlan", "optsched:QuotaJob"),
+    "routing": ("optsched.serving:Scenario", "optsched.serving:Server", "optsched.serving:Link"),
+    "schedule": ("optsched:Schedule", "optsched:Resource", "optsched:Goal", "optsched:Objective"),
+    "snapshot": ("optsched.plan:ClusterSnapshot", "optsched.plan:PlanJob",
+                 "optsched.plan:ArrayRequest"),
+    "subset": ("optsched:GpuPlacement", "optsched.bandwidth:Policy"),
+}  # fmt: skip
+"""Classes whose docstrings say what the fields of a document mean."""
+
+
+def write_all(folder: Path) -> None:
+    """Write the parts as pages to be included, and a JSON Schema per document."""
+    folder.mkdir(exist_ok=True)
+    pages = {"cli": commands(), "status": status()}
+    for name, schema in all_schemas().items():
+        pages[f"document-{name}"] = fields(name, schema)
+        text = json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
+        _write(folder / f"optsched.{name}.schema.json", text)
+    for name, text in pages.items():
+        _write(folder / f"{name}.md", text)
+
+
+def _write(path: Path, text: str) -> None:
+    """Leave a file that would not change: Sphinx reads changed files alone."""
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
+def commands() -> str:
+    """Help texts of all commands, as the program prints them."""
+    run, found, last = CliRunner(), [], ""
+    for path in COMMANDS:
+        first, *rest = path.split()
+        if first != last:
+            found.append(f"## {first}\n\n{GROUPS[first]}\n\n" if rest else f"## {first}\n\n")
+            last = first
+        heading = f"### {path}\n\n" if rest else ""
+        done = run.invoke(
+            app, [*path.split(), "--help"], prog_name="optsched", env={"COLUMNS": "96"}
+        )
+        if done.exit_code:
+            raise RuntimeError(f"optsched {path} --help: {done.output}")
+        found.append(f"{heading}```text\n{done.output.strip()}\n```\n\n")
+    return "".join(found)
+
+
+def status() -> str:
+    """Codes of HTTP with their meanings."""
+    rows = "".join(f"| {code} | {text} |\n" for code, text in _CODES.items())
+    return f"| status | meaning |\n|---|---|\n{rows}"
+
+
+def all_schemas() -> dict[str, Any]:
+    """One JSON Schema per document, with the parts that it refers to."""
+    found = {}
+    for name in schemas.DOCUMENTS:
+        found[name] = pruned(schemas.bundle(name))
+    for name, (title, place) in STRUCTS.items():
+        module, _, kind = place.partition(":")
+        schema = msgspec.json.schema(getattr(import_module(module), kind))
+        top = schema["$ref"].rpartition("/")[2]
+        schema["$defs"][top]["title"] = title
+        text = json.dumps(schema).replace(f'#/$defs/{top}"', f'#/$defs/{name}"')
+        schema = json.loads(text)
+        schema["$defs"][name] = schema["$defs"].pop(top)
+        found[name] = pruned(schema)
+    return found
+
+
+def pruned(schema: dict[str, Any]) -> dict[str, Any]:
+    """Leave out definitions that the document does not reach."""
+    reached, left = {}, [schema["$ref"].rpartition("/")[2]]
+    while left:
+        if (name := left.pop()) not in reached:
+            reached[name] = schema["$defs"][name]
+            left += re.findall(r'"#/\$defs/([^"]+)"', json.dumps(reached[name]))
+    return {**schema, "$defs": reached}
+
+
+def fields(name: str, schema: dict[str, Any]) -> str:
+    """Tables of the members of a document and of its parts."""
+    meaning = meanings(name)
+    known = {place.rpartition(":")[2].lower() for place in MEANINGS.get(name, ())}
+    parts = {
+        key: part
+        for key, part in schema["$defs"].items()
+        if key == name or name in STRUCTS or key.startswith(f"{name}.")  # others have own tables
+    }
+    title = parts[name]["title"]
+    found = [f":::{{dropdown}} Fields of `{title}`\n\n"]
+    for key, part in parts.items():
+        short = key.rpartition(".")[2].lstrip("_")
+        text = part.get("description", "").partition("\n\n")[0].replace("``", "`")
+        text = " ".join(text.split()).rstrip(".")
+        if key != name:
+            found.append(f"Each `{short}`{f': {text}' * bool(text)}:\n\n")
+        own = short.lower() if short.lower() in known else ""
+        rows = [
+            (f"`{field}`", kind(value), default(field, value, part), meaning.get((own, field), ""))
+            for field, value in part.get("properties", {}).items()
+        ]
+        found.append(table("field type default meaning", rows))
+    return "".join([*found, ":::\n\n", f"{{download}}`JSON Schema of {title} "
+                    f"<generated/optsched.{name}.schema.json>`\n"])  # fmt: skip
+
+
+def table(titles: str, rows: list[tuple[str, ...]]) -> str:
+    """A table without its last column if that is empty."""
+    columns = titles.split()
+    if not any(row[-1] for row in rows):
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines) + "\n"
+
+
+def default(field: str, value: dict[str, Any], part: dict[str, Any]) -> str:
+    """Default of a member; objects that may be left out have defaults of their own."""
+    if field in part.get("required", []):
+        return "required"
+    return f"`{json.dumps(value['default'])}`" if "default" in value else ""
+
+
+def kind(value: dict[str, Any]) -> str:
+    """Type of a member, in a few words."""
+    if ref := value.get("$ref"):
+        return f"`{ref.rpartition('/')[2].rpartition('.')[2].lstrip('_')}`"
+    if options := value.get("anyOf") or value.get("oneOf"):
+        return " or ".join(dict.fromkeys(map(kind, options)))
+    if "enum" in value:
+        return ", ".join(f"`{json.dumps(one)}`" for one in value["enum"])
+    if "const" in value:
+        return f"`{json.dumps(value['const'])}`"
+    given = value.get("type", "any")
+    if given == "array":
+        return f"list of {kind(value.get('items') or {})}"
+    if given == "object" and isinstance(more := value.get("additionalProperties"), dict):
+        return f"map to {kind(more)}"
+    text = given if isinstance(given, str) else " or ".join(given)
+    if (least := value.get("minimum")) is not None and least > -(2**50):
+        text += f" >= {least}"
+    return text
+
+
+def meanings(name: str) -> dict[tuple[str, str], str]:
+    """First sentences of the parameters of the classes that hold a document's values.
+
+    Keys are (class in lower case, parameter), and ("", parameter) for parts without a class.
+    """
+    found: dict[tuple[str, str], str] = {}
+    for place in MEANINGS.get(name, ()):
+        module, _, key = place.partition(":")
+        value = getattr(import_module(module), key)
+        for names, _, lines in NumpyDocString(value.__doc__ or "")["Parameters"]:
+            text = re.split(r"\. (?=[A-Z])", " ".join(line.strip() for line in lines))[0]
+            text = text.rstrip(".:").replace("|", "\\|").replace("``", "`")
+            for one in names.split(", "):
+                found.setdefault(("", one), text)
+                found[key.lower(), one] = text
+    return found
