@@ -49,7 +49,7 @@ STATEMENT: Final = """\
 * Table 8's makespans fit A/n + B with another A for every policy: another amount of work for the
   same 2000 jobs, which no order can produce.
 * The micro factor is a number put in here: none (1.00), and the one that Table 7 would need. Really
-  training shows no effect (docs/elastic-benchmarks.md).
+  training shows no effect (docs/results/elastic.md).
 * The paper prints N = g rho (12) samples a pass. Then a job on one GPU is done after half the
   training that it has on two, and any policy of small quotas looks twice as good, one that knows
   nothing of learning too. Here a pass is all samples at any quota, except in the rows marked (12).

@@ -2,13 +2,12 @@
 
 python -m benchmarks.executor.arraypipe_study run --json FILE [--seconds 3] [--processes 2]
         [--quick]
-python -m benchmarks.executor.arraypipe_study report FILE [--page docs/arraypipe-study.md]
+python -m benchmarks.executor.arraypipe_study report FILE
 
 `run` goes on where a file ends. Times are those of one iteration of every job, in the cost model of
 `optsched.pipelines.profiles`. `--seconds` is the limit of one solve on one core; an array takes
 up to eight (1, 2, 4 micro-batches a job; rolling from nothing and from the barrier's schedule).
-Every schedule is verified. `report` prints the tables, or writes them into a page between the
-comments that name them.
+Every schedule is verified. `report` prints the tables.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from benchmarks.executor.study_baselines import (
     one_after_another,
 )
 from benchmarks.executor.study_cases import MODELS, Case, sweeps
-from benchmarks.executor.study_tables import Study, tables, written_into
+from benchmarks.executor.study_tables import Study, tables
 from benchmarks.machine import machine
 from optsched.io.files import write_atomic
 from optsched.kernels.background import all_entries, compile_all
@@ -60,17 +59,12 @@ def main() -> None:
     )
     report_options = commands.add_parser("report", help="tables of a JSON file")
     report_options.add_argument("file", type=Path)
-    report_options.add_argument("--page", type=Path, help="Markdown page to write tables into")
     given = parser.parse_args()
     if given.command == "run":
         run(given)
         return
     study = Study.of(json.loads(given.file.read_text()))
-    found = tables(study)
-    if given.page is None:
-        print("\n\n".join(f"## {name}\n\n{text}" for name, text in found.items()))
-    else:
-        write_atomic(given.page, written_into(given.page.read_text(), found))
+    print("\n\n".join(f"## {name}\n\n{text}" for name, text in tables(study).items()))
 
 
 def run(given: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Tables of the ArrayPipe study in Markdown, and writing them into a page."""
+"""Tables of the ArrayPipe study in Markdown."""
 
 from __future__ import annotations
 
@@ -69,18 +69,6 @@ def tables(study: Study) -> dict[str, str]:
     found.update(breakdown=breakdown(study), groups=groups(study),
                  assumptions=assumptions(study), terms=terms(study))  # fmt: skip
     return found
-
-
-def written_into(page: str, found: dict[str, str]) -> str:
-    """The page with every table between ``<!-- NAME -->`` and ``<!-- end -->`` replaced."""
-    for name, text in found.items():
-        begin, end = f"<!-- {name} -->\n", "<!-- end -->"
-        before, there, rest = page.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not there or not closed:
-            raise SystemExit(f"the page has no place for a table between {begin.strip()} and {end}")
-        page = f"{before}{begin}{text}\n{end}{after}"
-    return page
 
 
 def conditions(study: Study) -> str:

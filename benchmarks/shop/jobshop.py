@@ -40,7 +40,8 @@ def main() -> None:
                      help="NAME[@WORKERS][:KEY=VALUE], peers, cpsat-raw")  # fmt: skip
     run.add_argument("--time", type=float, default=10.0, help="seconds a solve")
     run.add_argument("--workers", type=int, default=2)
-    run.add_argument("--seeds", type=int, default=5, help="how many from 0")
+    run.add_argument("--seeds", type=int, default=5, help="how many")
+    run.add_argument("--begin", type=int, default=0, help="first seed")
     run.add_argument("--peers", type=Path, default=folder_from("OPTSCHED_PEERS"),
                      help="folder of the peers' environments (OPTSCHED_PEERS)")  # fmt: skip
     tables = commands.add_parser("report", help="print the tables of a CSV file")
@@ -68,7 +69,8 @@ def main() -> None:
     elif given.command == "run":
         instances = [instance(name, given.data) for name in chosen(given.set)]
         measured = engines(given.solvers, given.workers, given.peers)
-        measure.solve_all(Results(given.out), measured, instances, given.time, given.seeds)
+        seeds = range(given.begin, given.begin + given.seeds)
+        measure.solve_all(Results(given.out), measured, instances, given.time, seeds)
     else:
         rows = Results(given.file).rows
         known = KNOWN | (

@@ -131,12 +131,12 @@ def solve_all(
     engines: Sequence[Engine],
     instances: Sequence[Instance],
     seconds: float,
-    seeds: int,
+    seeds: range,
 ) -> None:
     """Measure everything that `results` does not hold yet; one line and one row a solve."""
     wanted = [
         (engine, instance, seed)
-        for seed in range(seeds)
+        for seed in seeds
         for instance in instances
         for engine in engines
         if empty(engine, instance, seconds, seed).key not in results.done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from optsched.bench.instances import Known
     from optsched.bench.rows import Row
-    from optsched.bench.summary import Reference
+    from optsched.bench.summary import Reference, Summary
 
 BEST_OF_RAW = "cpsat-raw, best of 4"
 """Solver of the rows made of the best raw CP-SAT setting for every instance and seed."""
@@ -30,7 +31,26 @@ def show(rows: Sequence[Row], known: Mapping[str, Known]) -> bool:
         print(text)
     render(summary, Console(width=200))
     print("\n".join(details(rows, summary.references)))
+    print("\n".join(overall(rows, summary)))
     return not (summary.contradictions or summary.errors)
+
+
+def overall(rows: Sequence[Row], summary: Summary) -> list[str]:
+    """Return one line a solver: proofs, gaps to the best known value and to its own bound."""
+    label, lines = labels(rows), []
+    for mean in summary.means[-len(summary.configurations) :]:
+        own = [
+            row.objective / row.lower_bound - 1
+            for row in rows
+            if label[row.key] == mean.configuration and row.objective and row.lower_bound
+        ]
+        gap, worst = mean.gap or 0.0, mean.worst_gap or 0.0
+        lines.append(
+            f"overall {mean.configuration}: {mean.proved} of {mean.runs} proved, "
+            f"gap mean {gap:.2%} worst {worst:.2%}, "
+            f"to its bound mean {fmean(own or [0.0]):.2%} worst {max(own, default=0.0):.2%}"
+        )
+    return lines
 
 
 def best_of_raw(rows: Sequence[Row]) -> list[Row]:

@@ -113,10 +113,11 @@ def main() -> None:
     parser.add_argument("--set", default=",".join(SETS), help=f"of {', '.join(SETS)} (gaps only)")
     parser.add_argument("--time", type=float, default=10.0, help="seconds a solve")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--seeds", type=int, default=5, help="how many from 0")
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--begin", type=int, default=0, help="first seed")
     given = parser.parse_args()
     print(machine("numba", "ortools"))
-    chosen = list(range(given.seeds))
+    chosen = list(range(given.begin, given.begin + given.seeds))
     optsched.solve(mixed(3, 2, 0), time_limit=1, workers=given.workers)  # loads what is compiled
     if given.command == "barrier":
         barrier(chosen, given.time, given.workers)

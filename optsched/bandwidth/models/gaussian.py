@@ -29,7 +29,7 @@ class GaussianProcess:
 
     Matern 1/2 lets neighbours differ abruptly, as counts of GPUs do (8 is not like 7); smoother
     kernels are surer than right. Scales learnt by marginal likelihood predict and choose no
-    better (docs/choosing-gpus-figures.md).
+    better (docs/results/gpus.md).
     """
 
     inputs: Floats  # shape (n, d), distinct rows
