@@ -33,7 +33,7 @@ local function choose(job, uid)
   local answer, status = ask(string.format(
     '{"id": "%s", "start": [{"name": "%s", "gpus": %d, "pod": %d}]}', name, name, gpus, pod))
   if status == "409" then
-    local reason = answer:match('"message":"(.-[^\\])"'):gsub("^submit[%d-]+: ", "")
+    local reason = answer:match('"message":"(.-[^\\])"'):gsub("^start%[0%]: 'submit[%d-]+': ", "")
     slurm.log_user("optsched: %s", reason)
   elseif status ~= "200" then
     slurm.log_info("optsched: status %s: %s", status or "none", answer or "no answer")

@@ -15,6 +15,7 @@ from optsched.bandwidth.placement.document import policy_from_tree
 from optsched.bandwidth.placement.explain import to_json
 from optsched.bandwidth.topology import documents
 from optsched.cli.options import AsJson, OptionalOutput, option, parse_options
+from optsched.cli.output import wrote
 from optsched.errors import InputError
 from optsched.io.files import check_outputs
 
@@ -55,14 +56,13 @@ def choose(
         print(f"{result.status}: {result.reason or 'nothing found'}", file=sys.stderr)
         raise typer.Exit(1)
     choice = problem.choice(result.schedule)
-    if output is not None:
-        result.schedule.write(output)
     if as_json:
         print(to_json(choice, result).decode(), end="")
     elif hostfile:
         print(choice.hostfile(), end="")
     else:
         print(choice.explain() if explain else problem.state.written(choice.gpus))
+    wrote(output, result.schedule.write, quiet=as_json or hostfile)
 
 
 def read_bandwidths(cluster: Path | None, model: Path | None) -> BandwidthModel:

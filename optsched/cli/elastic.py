@@ -31,18 +31,24 @@ if TYPE_CHECKING:
 _BETWEEN: Final = 0.5
 """Seconds between lines about passes."""
 
+_POLICY: Final = "time_to_target"
+
 _ACTIVE: Final = ("joining", "running")
 
 
 def elastic(
     jobs: Annotated[Path | None, argument("Jobs (TOML), see docs/elastic.md.")] = None,
     slots: Annotated[int | None, option("Workers [default: as --devices].")] = None,
-    policy: Annotated[str, option("Of optsched cluster simulate.")] = "time_to_target",
+    policy: Annotated[
+        str | None, option("Of optsched cluster simulate [default: time_to_target].")
+    ] = None,
     option: Annotated[list[str] | None, option("KEY=VALUE of the policy; repeat.")] = None,
     out: options.History = None,
     metrics: options.Metrics = None,
     plot: options.ReportFile = None,
-    preempt: Annotated[str, option("At the end of a 'pass', or 'anytime'.")] = "pass",
+    preempt: Annotated[
+        str | None, option("'pass' (at the end of passes, the default), or 'anytime'.")
+    ] = None,
     folder: Annotated[Path | None, option("For checkpoints and state.")] = None,
     resume: Annotated[bool, option("Continue the run in --folder.", "--resume")] = False,
     devices: options.Devices = None,
@@ -65,10 +71,13 @@ def elastic(
     if join is not None:
         taken = {
             "JOBS": jobs, "--listen": listen, "--remote": remote, "--folder": folder, "-o": out,
-            "--metrics": metrics, "--plot": plot, "--demo": demo or None,
+            "--metrics": metrics, "--plot": plot, "--demo": demo or None, "--policy": policy,
+            "--option": option, "--preempt": preempt, "--resume": resume or None,
         }  # fmt: skip
         _join(join, slots, devices, taken, quiet=quiet)
         return
+    policy = _POLICY if policy is None else policy
+    preempt = "pass" if preempt is None else preempt
     if demo:
         if jobs is not None:
             raise InputError(f"demo: has jobs already; leave out {jobs} or --demo")
@@ -127,7 +136,9 @@ def _join(
 
     for name, value in taken.items():
         if value is not None:
-            raise InputError(f"join: jobs are those of the pool at {address}; leave out {name}")
+            raise InputError(
+                f"join: jobs and their policy are those of the pool at {address}; leave out {name}"
+            )
     given = None if devices is None else devices.split(",")
     slots = len(given or "1") if slots is None else integer("slots", slots, 1, 4096)
     places = devices_of(given, slots)

@@ -33,6 +33,9 @@ _LARGE: Final = 1 << 16
 MAX_DEPTH: Final = 64
 """Levels of objects and lists in a body."""
 
+_SHOWN: Final = 60
+"""Characters of a refused value."""
+
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([\[{])|([\]}])', re.DOTALL)  # linear: no second try
 _PLACE = re.compile(r"((?:[\w*-]+|\[[^\]]*\])(?:\.[\w*-]+|\[[^\]]*\])*(?:, \w+)*): ")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
@@ -154,7 +157,7 @@ def refused(error: Exception, data: bytes = b"", name: str | None = "") -> Reply
 
 
 def _value(message: str, field: str, data: bytes) -> Any:
-    """Return the refused value: by the sentence, else by its place, else how the body begins."""
+    """Return the refused value: by the sentence, else the start of the JSON at its place."""
     if match := _GOT.search(message):
         text = (match[1] or match[2]).strip("'")
         if text == "nothing":
@@ -165,10 +168,18 @@ def _value(message: str, field: str, data: bytes) -> Any:
     try:
         node = read_tree(data)
     except OptschedError:
-        return data[:60].decode(errors="replace")
-    for index, key in _STEP.findall(field):
-        try:
-            node = node[int(index)] if index else node[key]
-        except (KeyError, IndexError, TypeError):
-            break
-    return node if isinstance(node, (str, int, float)) and len(str(node)) <= 60 else None
+        return data[:_SHOWN].decode(errors="replace")
+    steps = 0
+    with suppress(LookupError, TypeError, StopIteration):
+        for index, key in () if field == "body" else _STEP.findall(field):
+            if not index and isinstance(node, list):  # such as jobs['a']
+                node = next(one for one in node if one["name"] == key.strip("'"))
+            else:
+                node = node[int(index)] if index else node[key]
+            steps += 1
+    if not steps and field != "body":
+        return None  # a header, or a member that is missing
+    if node is None or isinstance(node, (bool, int, float)):
+        return node
+    text = node if isinstance(node, str) else msgspec.json.encode(node).decode()
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

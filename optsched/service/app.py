@@ -62,7 +62,7 @@ def create_app(
             await live.finish()
 
     app = FastAPI(title="optsched", lifespan=lifespan, openapi_url="/v1/openapi.json",
-                  redoc_url=None)  # fmt: skip
+                  redoc_url=None, redirect_slashes=False)  # fmt: skip
     app.state.settings, app.state.workers = known, workers
     app.add_middleware(Gate, settings=known, metrics=metrics)
     app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]

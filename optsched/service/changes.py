@@ -127,11 +127,11 @@ class Decision:
         demands = {name: kilobytes(f"demand.{name}", rate) for name, rate in change.demand.items()}
         self._place(change.place, demands)
         started = {}
-        for one in change.start:
+        for i, one in enumerate(change.start):
             if isinstance(one, PlanJob):
                 self._submit(one)
             name = one if isinstance(one, str) else one.name
-            started[name] = self._start(self._waiting(name), demands.pop(name, None))
+            started[name] = self._start(i, self._waiting(name), demands.pop(name, None))
         if demands:
             name = next(iter(demands))
             raise InputError(f"demand: expected jobs of place or start, got {name!r:.60}")
@@ -180,7 +180,7 @@ class Decision:
             demand = moved[name].demand if held else None
             self._do("take", gpus, name, demands.pop(name, demand))
 
-    def _start(self, job: PlanJob, demand: int | None) -> Choice:
+    def _start(self, i: int, job: PlanJob, demand: int | None) -> Choice:
         status, group = self.status, job.group
         snapshot = ClusterSnapshot(status.state, (job,))
         quota = status.quotas.get(group)
@@ -189,7 +189,7 @@ class Decision:
             snapshot = ClusterSnapshot(status.state, (*facts, job), {group: quota})
         found = start_one(snapshot, job, self._model, self._dispatchers)
         if not found.gpus:
-            raise Infeasible(f"{job.name}: {found.text}")
+            raise Infeasible(f"start[{i}]: {job.name!r:.60}: {found.text}")
         gpus = status.state.cluster.written(found.gpus)
         self._do("take", gpus, job.name, demand)
         return Choice(gpus, found.bandwidth)

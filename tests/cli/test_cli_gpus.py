@@ -40,16 +40,18 @@ def test_one_request(site: Cli) -> None:
     assert plain.code == 0
     cluster = Cluster.read("c.json")
     state = ClusterState.read("s.json", cluster)
-    gpus = cluster.parse(plain.out.strip())
+    chosen, wrote = plain.out.splitlines()
+    assert wrote == "wrote x.schedule.json"
+    gpus = cluster.parse(chosen)
     expected, bandwidth = Dispatcher(cluster, BottleneckBandwidth.read("b.json")).choose(state, 6)
     assert gpus == expected
     answer = json.loads(site(*given, "--json").out)
     assert answer["format"] == "optsched.dispatch/1" and answer["status"] == "optimal"
-    assert round(answer["bandwidth"] * 1e6) == bandwidth and answer["gpus"] == plain.out.strip()
+    assert round(answer["bandwidth"] * 1e6) == bandwidth and answer["gpus"] == chosen
     assert answer["upper_bound"] == answer["bandwidth"] and len(answer["ranks"]) == 6
     text = site(*given, "--explain").out
     assert "limited by" in text and "one GPU more" in text
-    hosts = site(*given, "--hostfile").out.splitlines()
+    hosts = site(*given, "--hostfile", "-o", "y.schedule.json").out.splitlines()
     assert sum(int(line.split("slots=")[1]) for line in hosts) == 6
     schedule = optsched.Schedule.read("x.schedule.json")
     assert verify(schedule) == [] and schedule.objective.value == -bandwidth  # type: ignore[union-attr]

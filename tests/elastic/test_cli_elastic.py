@@ -99,6 +99,15 @@ BAD_OPTIONS: list[tuple[tuple[Any, ...], str]] = [
     (("jobs.toml", "--slots", 2, "--policy", "fifo,las"), "policy: expected one"),
     (("jobs.toml", "--slots", 2, "--resume"), "resume: name the folder"),
     (("jobs.toml", "--slots", 2, "-o", "jobs.toml"), "is the file that is read"),
+    *(
+        (("--join", "10.0.0.1:29400", *words), f"leave out {words[0]}")
+        for words in (
+            ("--policy", "fifo"),
+            ("--option", "a=1"),
+            ("--preempt", "anytime"),
+            ("--resume",),
+        )
+    ),
 ]
 
 

@@ -85,7 +85,7 @@ def test_python_client(client: Client, cluster: str, url: str) -> None:
     first = client.take(cluster, job, id="take-1")
     assert first == client.take(cluster, job, id="take-1")  # sent again
     assert CLUSTER.parse(first.gpus) and client.read(cluster)["free"] == 16
-    with pytest.raises(Infeasible, match="free are 16"):
+    with pytest.raises(Infeasible, match=r"^start\[0\]: 'b': needs 17 GPUs, free are 16"):
         client.take(cluster, {"name": "b", "gpus": 17})
     with pytest.raises(Refused, match="expected") as error:
         client.take(cluster, {"name": "b", "gpus": "x"})

@@ -152,12 +152,19 @@ def test_bugs_are_server_errors_in_the_same_form(caplog: pytest.LogCaptureFixtur
         ("choose", {"policy": {"required": 3}}, "policy.required", 3),
         ("choose", {"deadline": 0}, "deadline", 0),
         ("solve", {"time_limit": 11}, "time_limit", 11),
-        ("solve", {"solver": "nosuch"}, "solver", None),
+        ("solve", {"solver": "nosuch"}, "solver", "nosuch"),
         ("solve", {"problem": {"format": "optsched.subset/1", "model": {"file": "/etc/passwd"}}},
-         "problem.model", None),
+         "problem.model", "the name of a file"),
+        ("choose", {"model": {}}, "cluster",
+         '{"format":"optsched.cluster/1","types":[{"name":"H100-SXM...'),
+        ("choose", {"cluster": None, "model": None}, "cluster", None),
+        ("plan", {"snapshot": QUERIES["plan"].example["snapshot"] | {
+            "jobs": [{"name": "a", "gpus": 4}]}},
+         "snapshot.jobs['a'].gpus", 4),
         ("choose", {"gpus": 9}, "gpus", 9),
-        ("clear", {"request": "nosuch"}, "request", None),
-        ("verify", {"objective": "makespan"}, "objective", None),
+        ("clear", {"request": "nosuch"}, "request", "nosuch"),
+        ("clear", {"request": "x" * 99}, "request", "x" * 57 + "..."),
+        ("verify", {"objective": "makespan"}, "objective", "makespan"),
     ],
 )  # fmt: skip
 def test_refusals_name_field_and_value(
@@ -167,7 +174,13 @@ def test_refusals_name_field_and_value(
     found = answer(name, json.dumps(QUERIES[name].example | change).encode(), 10)
     error = json.loads(found.content)["error"]
     assert found.status == (409 if value == 9 else 400) and error["field"] == field, error
-    assert value is None or error["value"] == value
+    assert error["value"] == value
+
+
+def test_a_trailing_slash_is_another_path(running: TestClient) -> None:
+    """Not found, and no redirection, which clients would follow without the body."""
+    found = running.post(PATHS["choose"] + "/", json={}, follow_redirects=False)
+    assert refused(found, 404, "path")["value"] == "/v1/choose/"
 
 
 def test_hostile_bodies_are_refused_with_a_way_out() -> None:
