@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
+import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from program import Cli
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
 SLOW: dict[str, str] = {}
 """Pages whose code takes more than 5 s, and why it cannot be smaller: ``orders/proof.md``."""
+
+PRINTED = {
+    f"clusters/{name}.md"
+    for name in ("place-a-job", "import-topology", "import-state", "measure-bandwidths", "decide-in-a-loop")
+}
+"""Pages whose commands, and Python above a block of text, print what is shown."""
 
 WORDS, WORDS_OF_A_PAGE = 31_000, 1_000
 """Most words of all pages and of one, without blocks of code."""
@@ -51,6 +62,8 @@ class Block(NamedTuple):
     language: str
     text: str
     file: str | None
+    below: bool = False
+    """Whether nothing is between this block and the one above."""
 
 
 FENCE = re.compile(r"^( *)(`{3,})([^\n`]*)\n(.*?)^\1\2 *$", re.DOTALL | re.MULTILINE)
@@ -62,7 +75,7 @@ ANNOUNCED = re.compile(r"`([\w.-]+\.(?:json|csv|toml|yaml|txt))`:\n\s*\Z")
 @cache
 def blocks(page: str) -> list[Block]:
     """Fenced blocks in the order of the page, also those of lists."""
-    text, found = (ROOT / page).read_text(), []
+    text, found, end = (ROOT / page).read_text(), list[Block](), 0
     for match in FENCE.finditer(text):
         indent, _, language, body = match.groups()
         body = re.sub(f"^{indent}", "", body, flags=re.MULTILINE) if indent else body
@@ -73,7 +86,8 @@ def blocks(page: str) -> list[Block]:
         if language in ("json", "csv", "toml", "yaml", "text") and file is None:
             named = ANNOUNCED.search(text[max(0, match.start() - 300) : match.start()])
             file = named[1] if named else None
-        found.append(Block(language, body, file))
+        found.append(Block(language, body, file, not text[end : match.start()].strip()))
+        end = match.end()
     return found
 
 
@@ -103,7 +117,39 @@ def run_python(block: Block, page: str, namespace: dict[str, object]) -> None:
     exec(compile(text, page, "exec"), namespace)
 
 
-def run_commands(block: Block, cli: Cli) -> None:
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a service with live clusters, in place of ``http://127.0.0.1:8765``."""
+    from benchmarks.service.server import service
+
+    folder = tmp_path_factory.mktemp("live")
+    with service("--workers", "1", "--state", str(folder)) as running:
+        yield f"http://127.0.0.1:{running.port}"
+
+
+ADDRESS = "http://127.0.0.1:8765"
+
+
+def shown(block: Block) -> dict[str, str]:
+    """Text below each command."""
+    parts = re.split(r"^\$ ", block.text.replace("\\\n", " "), flags=re.MULTILINE)[1:]
+    return {line: text for line, _, text in (part.partition("\n") for part in parts)}
+
+
+def run_shell(block: Block, variables: list[str], printed: bool) -> None:
+    """Run ``$ curl ...``, with the variables of ``$ NAME=...``, and compare the answers."""
+    for command, text in shown(block).items():
+        if re.match(r"[A-Z]+=", command):
+            variables.append(command)
+        elif command.startswith("curl "):
+            script = "\n".join(["set -e", *variables, command.replace("curl", "curl -sS", 1)])
+            done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+            assert done.returncode == 0, (command, done.stderr)
+            if printed and text:
+                assert json.loads(done.stdout) == json.loads(text), command
+
+
+def run_commands(block: Block, cli: Cli, printed: bool = False) -> None:
     """Run the commands of a block, with less time to solve; ``< FILE`` and ``> FILE`` work."""
     for command in commands(block):
         words = shlex.split(command.replace("--time 5", "--time 1"), comments=True)[1:]
@@ -114,6 +160,8 @@ def run_commands(block: Block, cli: Cli) -> None:
         assert done.code == 0, (command, done.err)
         if output:
             output.write_text(done.out)
+        if printed and (text := shown(block)[command]):
+            assert done.out == text, command
 
 
 def _pop(words: list[str], sign: str) -> int:
@@ -134,19 +182,30 @@ def params(pages: list[str], slow: Any) -> list[Any]:
 
 @pytest.mark.parametrize("page", params([page for page in NEW_PAGES if runs(page)], SLOW))
 def test_page_runs(
-    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
     """Files are there from the start; Python and commands run in the order of the page."""
-    for block in blocks(page):
+    printed, found, variables = page.removeprefix("docs/") in PRINTED, blocks(page), list[str]()
+    if any("Client()" in one.text or f"{ADDRESS}/v1" in one.text for one in found):
+        url = request.getfixturevalue("served")
+        texts = [one.text.replace("Client()", f"Client({url!r})") for one in found]
+        found = [one._replace(text=text.replace(ADDRESS, url))
+                 for one, text in zip(found, texts, strict=True)]  # fmt: skip
+    for block in found:
         if block.file:
             Path(block.file).write_text(block.text)
     cli = Cli(folder, monkeypatch, capsys)
     namespace: dict[str, object] = {"__name__": "__main__"}
-    for block in blocks(page):
+    for above, block in zip([None, *found], found, strict=False):
         if block.language == "python":
+            capsys.readouterr()
             run_python(block, page, namespace)
         elif block.language == "console":
-            run_commands(block, cli)
+            run_commands(block, cli, printed)
+            run_shell(block, variables, printed)
+        elif block.below and printed and above and above.language == "python":
+            assert capsys.readouterr().out == block.text
 
 
 def old(names: set[str]) -> list[str]:
