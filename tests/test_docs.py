@@ -20,13 +20,17 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
-SLOW: dict[str, str] = {}
+SLOW: dict[str, str] = {
+    "clusters/plan-arrays.md": "trains two arrays, one process per worker",
+}
 """Pages whose code takes more than 5 s, and why it cannot be smaller: ``orders/proof.md``."""
 
 PRINTED = {
-    f"clusters/{name}.md"
-    for name in ("place-a-job", "import-topology", "import-state", "measure-bandwidths", "decide-in-a-loop")
-}
+    f"clusters/{name}.md" for name in (
+        "place-a-job", "import-topology", "import-state", "measure-bandwidths", "make-room",
+        "decide-in-a-loop", "plan-starts", "run-service", "contention",
+    )
+}  # fmt: skip
 """Pages whose commands, and Python above a block of text, print what is shown."""
 
 WORDS, WORDS_OF_A_PAGE = 31_000, 1_000
@@ -34,14 +38,13 @@ WORDS, WORDS_OF_A_PAGE = 31_000, 1_000
 
 # pages of the former layout, until their owners delete them
 OLD = {
-    "jobarray", "solvers", "branch-and-bound", "choosing-gpus",
-    "choosing-gpus-how", "quota", "simulator", "policies", "traces", "pytorch-csv", "pipelines",
-    "single-job", "rolling", "arraypipe-study", "serving", "elastic", "formats", "determined",
-    "plan-arrays",
+    "jobarray", "solvers", "branch-and-bound", "quota", "simulator", "policies", "traces",
+    "pytorch-csv", "pipelines", "single-job", "rolling", "arraypipe-study", "serving", "elastic",
+    "formats", "determined",
 }  # fmt: skip
 OLD_COMMANDS = {"determined"}
 OLD_SLOW_COMMANDS = {
-    "choosing-gpus", "quota", "simulator", "pipelines", "serving", "elastic", "scale-out",
+    "quota", "simulator", "pipelines", "serving", "elastic", "scale-out",
 }  # fmt: skip
 
 NEW_PAGES = [

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import move_oracle
@@ -426,21 +424,3 @@ def test_command(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
     assert done.code == 0, done
     assert [job.name for job in ClusterSnapshot.read(tmp_path / "s2.json").waiting] == ["2"]
     assert run("plan", "nodes.txt", "--slurm", "jobs.json").code == 2
-
-
-def test_page(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
-    """The code of docs/plan.md runs, and commands print what it shows."""
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "plan.md").read_text()
-    namespace: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(block, namespace)
-    capsys.readouterr()
-    run, shown = Cli(tmp_path, monkeypatch, capsys), 0
-    for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL):
-        for part in block.split("$ optsched ")[1:]:
-            command, _, text = part.partition("\n")
-            done = run(*command.split())
-            assert done.code == 0 and (not text or done.out == text), done
-            shown += bool(text)
-    assert shown == 3

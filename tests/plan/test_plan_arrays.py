@@ -34,7 +34,7 @@ from optsched.plan.snapshot import from_tree
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PAGE = Path(__file__).parents[2] / "docs" / "plan-arrays.md"
+PAGE = Path(__file__).parents[2] / "docs" / "clusters" / "plan-arrays.md"
 
 
 def array(seed: int, jobs: int = 2, stages: int = 3, **fields: Any) -> JobArray:

@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,6 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from benchmarks.service.hostile import damaged, fault
-from benchmarks.service.server import service
 from optsched import plan
 from optsched.bandwidth import Cluster, ClusterState, HostType
 from optsched.errors import Infeasible, InputError
@@ -353,15 +351,3 @@ def test_kills(tmp_path: Path) -> None:
                "--folder", str(tmp_path)]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "'kills'" in done.stdout, done.stderr[-2000:]
-
-
-@pytest.mark.slow
-def test_the_page_runs_as_printed(tmp_path: Path) -> None:
-    """The Python code of docs/service-state.md, with a service on another port."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/service-state.md").read_text(), re.S)
-    with service("--workers", "1", "--state", str(tmp_path)) as running:
-        for block in blocks:
-            exec(block.replace("Client()", f"Client('http://127.0.0.1:{running.port}')"), {})
-    live = Live(tmp_path)
-    assert "big" in live.clusters["prod"].status.running
-    live.close()

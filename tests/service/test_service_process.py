@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -150,25 +147,6 @@ def test_schemathesis_finds_no_server_error(running: Service) -> None:
         capture_output=True, text=True, timeout=900, env={**os.environ, "NO_COLOR": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
-def test_commands_of_the_page_answer_as_printed(running: Service, tmp_path: Path) -> None:
-    """Every line of curl in docs/service.md, in order, with the variables set before."""
-    text = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
-    blocks = "".join(re.findall(r"```console\n(.*?)```", text, re.DOTALL))
-    script, checked = "set -e\n", 0
-    for command, printed in re.findall(r"\$ (.*)\n((?:[^$\n].*\n)*)", blocks):
-        command = command.replace("8765", str(running.port)).replace("curl", "curl -sS", 1)
-        done = subprocess.run(
-            ["bash", "-c", script + command], capture_output=True, text=True, cwd=tmp_path
-        )
-        assert done.returncode == 0, (command, done.stderr)
-        if printed:
-            assert json.loads(done.stdout) == json.loads(printed), command
-            checked += 1
-        script += command + "\n" if not command.startswith("curl") else ""
-    assert checked >= 7
 
 
 def test_sigterm_finishes_what_is_in_flight(running: Service) -> None:
