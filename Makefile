@@ -3,12 +3,14 @@
 # make test-long   the same with the slow ones and 25 times the examples: before a release
 # make test-oldest the tests with the lowest versions that pyproject.toml allows, in .venv-oldest
 # make docs        build the documentation, strict, into out/site
-# make fuzz        judge random tiny instances by brute force: make fuzz COUNT=100000 SEED=0
+# make fuzz        judge random tiny instances by brute force, read damaged files of all kinds, send
+#                  requests made from the OpenAPI page: make fuzz COUNT=100000 TIME=3600 SEED=0
+# make mutants     put small faults into the verifier, its tests must notice every one
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-long test-oldest fuzz lint smoke docs clean
+.PHONY: demo test test-long test-oldest fuzz mutants lint smoke docs clean
 
 demo: $(READY)
 	@mkdir -p out
@@ -33,10 +35,16 @@ oldest.txt: pyproject.toml $(READY)
 	grep ^torch== constraints.txt | .venv-uv/bin/uv pip compile --quiet --resolution lowest-direct \
 	  --only-binary :all: --python $(PYTHON) --extra dev --constraint - pyproject.toml --output-file $@
 
-COUNT ?= 1000
+COUNT ?= 200
+TIME ?= 20
 SEED ?= 0
 fuzz: $(READY)
 	$(BIN)/python tests/fuzz.py --count $(COUNT) --seed $(SEED)
+	$(BIN)/python tests/fuzz_readers.py --seconds $(TIME) --seed $(SEED)
+	$(BIN)/python -m pytest -q -k schemathesis tests/service/test_service_process.py
+
+mutants: $(READY)
+	$(BIN)/python tests/mutants.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

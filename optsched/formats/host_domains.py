@@ -18,6 +18,7 @@ from optsched.errors import InputError
 from optsched.formats.registry import looks_like
 from optsched.io.csv_rows import csv_records
 from optsched.io.strict_json import decode, shortened
+from optsched.io.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,7 +110,9 @@ def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
         host, labels = node.metadata.name, node.metadata.labels
         place = f"{name}: items[{i}] (node {host:.60})"
         if node.kind != "Node":
-            raise InputError(f"{name}: items[{i}]: expected a Node, got a {node.kind:.40}")
+            raise InputError(
+                f"{name}: items[{i}]: expected a Node, got a {one_line(node.kind, 40)}"
+            )
         if (gpus := gpus_of(node, place)) is None:
             continue
         if host in of or host in left_out:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
+from optsched.io.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,7 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
     except IsADirectoryError:
         raise InputError(f"{path}: is a directory, expected a file") from None
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
+        raise InputError(f"{one_line(str(path), 1000)}: no such file") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({_reason(error)})") from None
 

@@ -13,6 +13,7 @@ import msgspec
 
 from optsched.errors import InputError
 from optsched.io.files import read_text
+from optsched.io.text import one_line
 
 if TYPE_CHECKING:
     import os
@@ -237,10 +238,9 @@ def format_json(value: Any) -> str:
 
 
 def shortened(parts: Sequence[str], limit: int = 4) -> str:
-    """Join the first parts of a list with commas, and count the others."""
-    if len(parts) <= limit:
-        return ", ".join(parts)
-    return ", ".join(parts[:limit]) + f" and {len(parts) - limit} more"
+    """Join the first parts of a list with commas on one line, and count the others."""
+    others = f" and {len(parts) - limit} more" if len(parts) > limit else ""
+    return ", ".join(one_line(part, 1000) for part in parts[:limit]) + others
 
 
 def _line_of(literal: str, text: str) -> str:
