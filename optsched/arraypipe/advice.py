@@ -47,7 +47,14 @@ class Option:
 
 @dataclass(frozen=True)
 class Advice:
-    """Options to train jobs on devices, the fastest first; `print` shows them as a table."""
+    """Options to train jobs on devices, the fastest first; `print` shows them as a table.
+
+    Examples
+    --------
+    >>> from optsched.arraypipe import Advice
+    >>> Advice(options=(), jobs=2, devices=2, memory=10**9).verdict
+    'no option fits: use more or larger devices, smaller micro-batches, fewer jobs'
+    """
 
     options: tuple[Option, ...]
     jobs: int
@@ -55,7 +62,7 @@ class Advice:
     memory: int
 
     def __getitem__(self, name: str) -> Option:
-        """The option of a name."""
+        """Return the option of a name."""
         return {option.name: option for option in self.options}[name]
 
     @property
@@ -78,7 +85,7 @@ class Advice:
         return f"best: {name}, {lead:.2f}x as fast as {others[0][1]}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         best = None if self.best is None else self.best.name
         return {"best": best, "verdict": self.verdict, **asdict(self)}
 
@@ -117,6 +124,18 @@ def advise(
     memory
         Bytes of a device, or a size such as ``"40GB"``; by default the profiled device's. 5 % are
         left for fragmentation.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from optsched.arraypipe import ArrayTrainer, Job, advise
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> rows = [(torch.ones(2), torch.zeros(2))] * 8
+    >>> trainer = ArrayTrainer(model, rows, stages=2, loss=nn.MSELoss())
+    >>> profile = trainer.with_jobs([Job(0, 8, torch.optim.SGD)]).profile()
+    >>> sorted(option.name for option in advise(profile, memory="40GB").options)
+    ['1F1B', 'job array', 'one job per GPU']
     """
     known = profile if isinstance(profile, Profile) else Profile.read(profile)
     picked, states = known.chosen(jobs)
@@ -147,7 +166,7 @@ def _compared(
     states: Sequence[Sequence[int]],
     count: int,
 ) -> dict[str, tuple[float, int]]:
-    """Nanoseconds of a round and bytes of the fullest device, by option."""
+    """Return nanoseconds of a round and bytes of the fullest device, by option."""
     width, every = min(known.n_stages, count), range(len(jobs))
     cuts = balanced(_loads(array).sum(axis=0).tolist(), width)
     staged = merged(array, cuts)
@@ -167,7 +186,7 @@ def _compared(
 
 
 def _loads(array: JobArray) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Time of an iteration of every job on every stage, in nanoseconds; shape (K, S)."""
+    """Return time of an iteration of every job on every stage, in nanoseconds; shape (K, S)."""
     again = array.recompute * np.array([*array.recomputes], np.int64)[:, None]
     passes = array.micro_batches[:, None] * (array.forward + array.backward + again)
     loads: np.ndarray[Any, np.dtype[np.int64]] = passes + array.update
@@ -175,7 +194,7 @@ def _loads(array: JobArray) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _alone(array: JobArray, job: int, held: int) -> tuple[float, int]:
-    """Time and bytes of a job on one device, without messages."""
+    """Return time and bytes of a job on one device, without messages."""
     again = array.recomputes[job]
     kept = (array.checkpoint if again else array.activation)[job].sum()
     workspace = array.recompute_workspace[job].max() if again else 0
@@ -183,7 +202,7 @@ def _alone(array: JobArray, job: int, held: int) -> tuple[float, int]:
 
 
 def _scheduled(array: JobArray, held: Sequence[int], how: str) -> tuple[float, int]:
-    """Time of a round and bytes of the fullest device, by 1F1B or rolling.
+    """Return time of a round and bytes of the fullest device, by 1F1B or rolling.
 
     Scheduled with so few micro-batches that it is quick.
     """

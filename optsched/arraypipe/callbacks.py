@@ -66,6 +66,18 @@ class CsvLog(Callback):
 
     A run that resumes repeats rows after its checkpoints: the last one counts. Another run begins
     the file anew.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from torch.optim import SGD
+    >>> from optsched.arraypipe import CsvLog, Job
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     log = CsvLog(f"{folder}/run.csv")
+    ...     log.on_start([], steps=1, resumes=False)
+    ...     log.on_step(Job(0, 8, SGD, "a"), 0, 0.5)
+    ...     print(log.path.read_text().split())
+    ['job,iteration,loss,value', 'a,0,0.5,']
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -132,7 +144,7 @@ class Progress(Callback):
 
 
 def is_first_rank() -> bool:
-    """Whether this process is rank 0, or the only one."""
+    """Return whether this process is rank 0, or the only one."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank() == 0
     return os.environ.get("RANK", "0") == "0"

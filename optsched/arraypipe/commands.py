@@ -72,7 +72,7 @@ def write_results(folder: Path, summary: Summary, result: RunResult) -> None:
 
 
 def read_summary(folder: Path, as_json: bool) -> str:
-    """The summary of a run, as text or as JSON."""
+    """Return the summary of a run, as text or as JSON."""
     file = folder / ("summary.json" if as_json else "summary.txt")
     if not file.exists():
         raise InputError(f"{file}: no such file; `optsched arraypipe run -o` writes it")
@@ -91,7 +91,7 @@ def check_folder(folder: Path | None) -> None:
 
 
 def load_trainer(script: str) -> tuple[Path, ArrayTrainer]:
-    """Path of a script, and what its function returns: ``train.py:make_trainer``.
+    """Return path of a script, and what its function returns: ``train.py:make_trainer``.
 
     The script is imported under the name of its file, so ``if __name__ == "__main__":`` keeps what
     is not for us; its folder is put on the search path, as Python does with a script. An
@@ -123,7 +123,7 @@ def load_trainer(script: str) -> tuple[Path, ArrayTrainer]:
 
 
 def imported(path: Path) -> ModuleType:
-    """A Python file as a module; what it raises is an `InputError` with the line."""
+    """Return a Python file as a module; what it raises is an `InputError` with the line."""
     spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if spec is None or spec.loader is None:
         raise InputError(f"{path}: expected a Python file, such as train.py")
@@ -142,7 +142,7 @@ def imported(path: Path) -> ModuleType:
 
 
 def guarded(path: Path, call: Callable[[], Any]) -> Any:
-    """What a call into the script gives; whatever it raises becomes a sentence with the line."""
+    """Call into the script; an error becomes one sentence with the line."""
     try:
         return call()
     except (Exception, SystemExit) as error:

@@ -163,7 +163,7 @@ class Events:
 
 
 def measure_of(given: Any, loss: Loss | None, weight: Weight = None) -> Measure:
-    """What `fit` takes as `evaluate`: a function of the model, a data set, or one with a metric."""
+    """Make the function of `fit(evaluate=)`: of a function, a dataset, or one with a metric."""
     if callable(given) and not hasattr(given, "__getitem__") and not isinstance(given, nn.Module):
         return lambda job, model, place: float(given(model))
     data, metric = given if isinstance(given, tuple) and len(given) == 2 else (given, None)

@@ -37,7 +37,14 @@ PRECISIONS: Final = {
 
 
 class JobFailed(OptschedError):
-    """A block of a job raised or its loss is not finite; `job`, `stage`, `iteration` say where."""
+    """Error of a block of a job, or a loss that is not finite.
+
+    Examples
+    --------
+    >>> from optsched.arraypipe import JobFailed
+    >>> print(JobFailed("lr0.1", job=0, stage=1, iteration=7, reason="the loss is nan"))
+    job lr0.1, stage 1, iteration 7: the loss is nan
+    """
 
     def __init__(self, name: str, job: int, stage: int, iteration: int, reason: str) -> None:
         super().__init__(f"job {name}, stage {stage}, iteration {iteration}: {reason}")
@@ -78,6 +85,16 @@ class Job:
     init
         File with a state dict (``torch.load(weights_only=True)``) to start from instead of the
         weights that the seed gives.
+
+    Examples
+    --------
+    >>> from functools import partial
+    >>> from torch.optim import AdamW
+    >>> from optsched.arraypipe import Job
+    >>> rates = (1e-3, 3e-3, 1e-2)
+    >>> jobs = [Job(seed=0, batch_size=8, optimizer=partial(AdamW, lr=lr)) for lr in rates]
+    >>> [job.status for job in jobs]
+    ['ready', 'ready', 'ready']
     """
 
     seed: int

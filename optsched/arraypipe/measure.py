@@ -194,7 +194,7 @@ class _Bench:
         return StageRow(of_stage, entries, updates, outputs)
 
     def block(self, stage: JobStage, size: int, precision: Any) -> tuple[BlockEntry, list[Tensor]]:
-        """Times and bytes of a micro-batch size, and the form of the output."""
+        """Return times and bytes of a micro-batch size, and the form of the output."""
         batch, target = self.feeds[size, precision].microbatch(0, self.device)
         end = Criterion(stage.loss, target, 1.0) if stage.last else None
         x = tuple(_random(t, self.device) for t in self.inputs.get((size, precision), ()))
@@ -228,7 +228,7 @@ class _Bench:
         return entry, forms
 
     def update(self, stage: JobStage, job: Job, label: str) -> UpdateEntry:
-        """Time of the update of a stage; learning-rate schedulers take no step."""
+        """Return time of the update of a stage; learning-rate schedulers take no step."""
         stage.scheduler, stage.flags = None, blocks.trained_now(stage)
         norm = torch.ones((), device=self.device)
 
@@ -244,13 +244,13 @@ class _Bench:
 
 
 def _random(form: Tensor, device: torch.device) -> Tensor:
-    """A tensor of this form with random values, or zeros of integers."""
+    """Return a tensor of this form with random values, or zeros of integers."""
     made = torch.zeros_like(form, device=device, requires_grad=False)
     return made.normal_().requires_grad_(form.requires_grad) if made.is_floating_point() else made
 
 
 def _medians(device: torch.device, once: Callable[[], Calls]) -> dict[str, int]:
-    """Median nanoseconds of calls by name; on a GPU between two events of its stream."""
+    """Return median nanoseconds of calls by name; on a GPU between two events of its stream."""
     gpu = on_gpu(device)
 
     def mark() -> Any:
@@ -290,7 +290,7 @@ def _profiled(job: Job, title: str) -> ProfiledJob:
 
 
 def _label(job: Job, title: str) -> str:
-    """Class of a job's optimizer and the settings that change the cost of a step."""
+    """Return class of a job's optimizer and the settings that change the cost of a step."""
     try:
         optimizer = job.optimizer([("probe", torch.nn.Parameter(torch.zeros(1)))])
     except Exception:  # of a user's function, for a parameter that is not of its model
@@ -306,7 +306,7 @@ def _label(job: Job, title: str) -> str:
 
 
 def _measured_link(group: Group) -> Link:
-    """Bandwidth and latency of messages of gloo between the first two ranks."""
+    """Return bandwidth and latency of messages of gloo between the first two ranks."""
     times_ns = []
     for size in (1, LINK_BYTES):
         data, row = torch.zeros(size, dtype=torch.uint8), []

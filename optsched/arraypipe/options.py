@@ -53,6 +53,12 @@ class RunConfig:
         optimizer that looks across tensors then trains every stage differently, without a word.
     verbose
         Print what is done, and progress.
+
+    Examples
+    --------
+    >>> from optsched.arraypipe import RunConfig
+    >>> RunConfig(memory="40GB", every=100).bytes
+    42949672960
     """
 
     backend: Literal["inline", "process"] | None = None

@@ -134,6 +134,19 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
     Made by `ArrayTrainer.profile`. Nothing is predicted for micro-batch sizes that were not
     measured. There is one entry of `blocks` per (stage, micro-batch size, dtype), and one of
     `updates` per (stage, optimizer, dtype); `link` is None if there was one device.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from optsched.arraypipe import ArrayTrainer, Job
+    >>> jobs = [Job(0, 4, torch.optim.SGD), Job(1, 8, torch.optim.SGD)]
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> rows = [(torch.ones(2), torch.zeros(2))] * 8
+    >>> trainer = ArrayTrainer(model, rows, stages=2, loss=nn.MSELoss()).with_jobs(jobs)
+    >>> profile = trainer.profile()
+    >>> profile.sizes(), profile.problem().n_jobs
+    ([4, 8], 2)
     """
 
     format: str = FORMAT
@@ -161,7 +174,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
         write_atomic(path, to_bytes(self))
 
     def block(self, stage: int, batch: int, precision: str = "fp32") -> BlockEntry:
-        """Times and bytes of a stage at a measured micro-batch size.
+        """Return times and bytes of a stage at a measured micro-batch size.
 
         Raises
         ------
@@ -177,7 +190,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
         return found
 
     def sizes(self, precision: str = "fp32") -> list[int]:
-        """Measured micro-batch sizes, ascending; empty for a precision that was not measured."""
+        """Return measured micro-batch sizes, ascending; none of an unmeasured precision."""
         return sorted({b.batch for b in self.blocks if b.dtype == precision})
 
     def problem(
@@ -247,7 +260,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
         return JobArray(**given | settled)
 
     def chosen(self, jobs: Sequence[Any] | None) -> tuple[list[ProfiledJob], list[tuple[int, ...]]]:
-        """The jobs, with distinct names, and the bytes of the state of each by stage.
+        """Return the jobs, with distinct names, and the bytes of the state of each by stage.
 
         A `Job` has the optimizer and state of the profiled job of its name in its precision, else
         of the first in that precision.
@@ -284,7 +297,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
     def _measured(
         self, jobs: Sequence[ProfiledJob], place: Sequence[int], link: Link | None, split: bool
     ) -> dict[str, Any]:
-        """Times, lags and bytes; shape (K, S) or (K, S - 1)."""
+        """Return times, lags and bytes; shape (K, S) or (K, S - 1)."""
         stages = range(self.n_stages)
         table = [[self.block(s, job.batch, job.precision) for s in stages] for job in jobs]
 
@@ -317,7 +330,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
         jobs: Sequence[ProfiledJob] | None = None,
         states: Sequence[Sequence[int]] | None = None,
     ) -> list[int]:
-        """Bytes of every stage held all along: states of all jobs, gradients, shared tensors.
+        """Return bytes that stages always hold: states of all jobs, gradients, shared tensors.
 
         With one micro-batch and a fused update a gradient lives in its block only, so that a stage
         holds one at a time. `jobs` and `states` are those of `chosen`.
@@ -338,7 +351,7 @@ class Profile(Entry, frozen=True, kw_only=True, dict=True):
         states: Sequence[Sequence[int]],
         place: Sequence[int],
     ) -> list[int]:
-        """Bytes left for activations on every device; refuses a device that is too small."""
+        """Return bytes left for activations on every device; refuses a device that is too small."""
         count, known = 1 + max(place), self.device.memory_bytes
         if memory == "device" and not known:
             raise InputError(
@@ -395,7 +408,7 @@ def _update_mode(jobs: Sequence[ProfiledJob], given: str | None) -> str:
 
 
 def from_tree(tree: Any, name: str = "profile") -> Profile:
-    """A profile from parsed JSON; `InputError` names place, rule and value."""
+    """Return a profile from parsed JSON; `InputError` names place, rule and value."""
     profile = decode_document(tree, Profile, FORMAT, name)
     with placed(f"{name}: "):
         _check(profile)
@@ -433,7 +446,7 @@ def _check(profile: Profile) -> None:
 
 
 def to_bytes(profile: Profile) -> bytes:
-    """Canonical JSON: one entry a line."""
+    """Return canonical JSON: one entry a line."""
     encode = msgspec.json.Encoder(order="sorted").encode
     members = {key: getattr(profile, key) for key in profile.__struct_fields__}
     return lines({

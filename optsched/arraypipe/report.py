@@ -39,7 +39,7 @@ class Prediction(NamedTuple):
 
 
 def predict(plan: ExecutionPlan) -> Prediction:
-    """Period and bounds of a plan when it is repeated for ever.
+    """Return period and bounds of a plan when it is repeated for ever.
 
     The period is the maximum cycle ratio of the plan's arcs, those between iterations included, and
     device orders (`optsched.kernels.cycle_ratio`).
@@ -154,6 +154,14 @@ class Report:
         What each device did.
     cycles, left_out
         Cycles in the log, and earlier blocks that a long run no longer has in it.
+
+    Examples
+    --------
+    >>> from optsched.arraypipe import Report
+    >>> print(Report(True, 2e6, 3e6, waited_ns=0, exposed_ns=0, wall_ns=10**7, devices=()))
+    a cycle: predicted 2 ms, measured 3 ms (+50.0%); waited 0 ns (0.0%) for messages and copies
+    device  blocks  compute  waited  idle
+    (one device runs the blocks of all in turn)
     """
 
     serial: bool
@@ -294,7 +302,7 @@ def measured(log: RunLog) -> Schedule:
 
 
 def grouped(key: IntArray, n: int) -> Csr:
-    """Positions of the values 0..n-1 in an array, ascending."""
+    """Return positions of the values 0..n-1 in an array, ascending."""
     indptr = np.zeros(n + 1, np.int64)
     np.cumsum(np.bincount(key, minlength=n), out=indptr[1:])
     return Csr(indptr, np.argsort(key, kind="stable"))
@@ -336,7 +344,7 @@ def _in_order(log: RunLog) -> tuple[IntArray, IntArray]:
 
 
 def _copies(log: RunLog, resources: list[str], origin: int) -> list[tuple[Any, ...]]:
-    """Copies of states as rows of operations; their links are added to the resources."""
+    """Return copies of states as rows of operations; their links are added to the resources."""
     rows, free = [], dict[str, int]()
     for c in sorted(log.copies, key=lambda c: (c.start_ns, c.end_ns)):
         link = f"{log.devices[c.device]} {'from' if c.direction == 'in' else 'to'} host"

@@ -82,7 +82,7 @@ class Rescheduling:
         return bool(self.waiting) or self.refill is not None
 
     def decide(self, segment: Segment, cycles: int, interrupted: bool) -> Decision:
-        """What follows a segment that is over; on the first rank alone."""
+        """Return what follows a segment that is over; on the first rank alone."""
         if interrupted:
             return Decision(None)
         plan, slots, successors = segment.plan, list(segment.slots), []
@@ -159,7 +159,7 @@ class Rescheduling:
         return None
 
     def _refills(self, ended: int, plan: ExecutionPlan, slot: int) -> bool:
-        """Whether `refill` has a job for the slot of an ended one."""
+        """Return whether `refill` has a job for the slot of an ended one."""
         following = None if self.refill is None else self.refill(self.runs[ended].job)
         if following is None:
             return False
@@ -169,7 +169,7 @@ class Rescheduling:
         return True
 
     def _improved(self, segment: Segment) -> Change | None:
-        """A better plan for the jobs that are left, as soon as there is one."""
+        """Return a better plan for the jobs that are left, as soon as there is one."""
         plan = segment.plan
         live = tuple([s for s, job in enumerate(segment.slots) if not self.runs[job].over])
         if self.problem is None or not live:
@@ -207,7 +207,7 @@ class Rescheduling:
         return change
 
     def _gain(self, segment: Segment, live: tuple[int, ...], period: int) -> int:
-        """Time that a plan of this period would save in the cycles that are left.
+        """Return time that a plan of this period would save in the cycles that are left.
 
         Less what is lost while the pipeline runs empty of the old plan and fills with the new one.
         """

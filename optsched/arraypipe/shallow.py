@@ -51,7 +51,7 @@ def shallow(trainer: Trainer) -> Trainer | None:
 
 
 def few_blocks(model: nn.Module, cuts: Sequence[str], calls: Calls) -> Mapping[str, str] | None:
-    """Blocks that suffice to try the cuts of a model: name -> name among these blocks.
+    """Return blocks that suffice to try the cuts of a model: name -> name among these blocks.
 
     All cuts have to be blocks of one `nn.ModuleList` or `nn.Sequential`. Behind the first block of
     a stage blocks are left out as long as a later one gets the same sizes and types. None if that

@@ -71,6 +71,12 @@ class SweepResult:
         The best that was trained to its end; None if there is none.
     run
         Trace and report of the run; None if no job could be trained.
+
+    Examples
+    --------
+    >>> from optsched.arraypipe import SweepResult
+    >>> SweepResult(trials=(), best=None, run=None).best is None  # none was trained to its end
+    True
     """
 
     trials: tuple[TrialResult, ...]
@@ -83,7 +89,7 @@ class SweepResult:
 
 
 class ArraySweep:
-    """Trains the trials of a study in a job array; a free slot gets the next trial.
+    """Train the trials of a study in a job array; a free slot gets the next trial.
 
     A trial is judged by the value of `evaluate`, else by the mean of the last ten losses: reported
     every `RunConfig.every` iterations, when the pruner may end it, and at its end. A trial with
@@ -103,6 +109,21 @@ class ArraySweep:
         Number of jobs that train at the same time.
     steps
         Iterations of a job that is not pruned.
+
+    Examples
+    --------
+    >>> import optuna, torch
+    >>> from torch import nn
+    >>> from optsched.arraypipe import ArraySweep, ArrayTrainer, Job, RunConfig
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> trainer = ArrayTrainer(model, [(torch.ones(2), torch.zeros(2))] * 8, loss=nn.MSELoss())
+    >>> def suggest(trial):
+    ...     lr = trial.suggest_float("lr", 1e-3, 1e-1, log=True)
+    ...     return Job(0, 8, lambda named: torch.optim.SGD(named, lr=lr))
+    >>> sweep = ArraySweep(trainer, optuna.create_study(), suggest, width=2, steps=2)
+    >>> result = sweep.run(n_trials=3, config=RunConfig(check=0, verbose=False))
+    >>> [trial.job.status for trial in result.trials]
+    ['done', 'done', 'done']
     """
 
     def __init__(

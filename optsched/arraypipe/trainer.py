@@ -62,6 +62,18 @@ class RunResult:
         Model and states of every job; None on ranks, where each has its stages.
     local
         On ranks: the jobs and stages of this one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch import nn
+    >>> from optsched.arraypipe import ArrayTrainer, Job, RunConfig, random_schedule
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    >>> trainer = ArrayTrainer(model, [(torch.ones(2), torch.zeros(2))] * 8, loss=nn.MSELoss())
+    >>> job, quiet = Job(0, 8, torch.optim.SGD), RunConfig(check=0, verbose=False)
+    >>> result = trainer.fit([job], 3, schedule=random_schedule([1], 2), config=quiet)
+    >>> [len(losses) for losses in result.losses], result.trace.n_operations
+    ([3], 12)
     """
 
     jobs: tuple[Job, ...]
@@ -128,7 +140,7 @@ class RunResult:
 
 
 class ArrayTrainer:
-    """Trains a job array in the order of a schedule.
+    """Train a job array in the order of a schedule.
 
     Parameters
     ----------
@@ -160,10 +172,15 @@ class ArrayTrainer:
 
     Examples
     --------
+    >>> import torch
     >>> from torch import nn
-    >>> from optsched.arraypipe import ArrayTrainer
+    >>> from optsched.arraypipe import ArrayTrainer, Job
     >>> layers = lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    >>> trainer = ArrayTrainer(layers, [], stages=2, loss=nn.CrossEntropyLoss())
+    >>> rows = [(torch.ones(4), torch.ones(2))] * 16
+    >>> trainer = ArrayTrainer(layers, rows, stages=2, loss=nn.MSELoss())
+    >>> trainer = trainer.with_jobs([Job(0, 8, torch.optim.SGD), Job(1, 8, torch.optim.Adam)])
+    >>> trainer.titles, trainer.cuts, trainer.check_exact(steps=2)
+    (['job0', 'job1'], ('1',), [])
     """
 
     def __init__(

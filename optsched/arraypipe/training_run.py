@@ -104,7 +104,7 @@ def folder_of(trainer: ArrayTrainer, request: Request) -> CheckpointFolder | Non
 def _shared_settings(
     trainer: ArrayTrainer, plan: ExecutionPlan, request: Request
 ) -> dict[str, object]:
-    """Settings and data that all ranks of a run must have in common."""
+    """Return settings and data that all ranks of a run must have in common."""
     config = trainer.config
     of_jobs = ("seed", "batch_size", "microbatches", "precision", "clip_norm", "recompute")
     rows = [[getattr(job, key) for key in of_jobs] for job in trainer.jobs]
@@ -463,7 +463,7 @@ def _warn_of_forgotten(run: JobRun) -> None:
 
 
 def _trained(run: JobRun) -> Trained:
-    """References to everything that training has changed of a job."""
+    """Return references to everything that training has changed of a job."""
     parameters = {name: p.detach() for name, p in run.named_parameters()}
     states = states_by_name(run.stages)
     moments = {name: states[name]["state"] if name in states else {} for name in parameters}

@@ -55,7 +55,7 @@ def numbered(place: Path) -> list[int]:
 
 
 def damage(checkpoint: Path, sums: dict[tuple[int, int, int], int]) -> str:
-    """Why a checkpoint cannot be read, "" if it can.
+    """Return why a checkpoint cannot be read, "" if it can.
 
     Everything is read and compared with checksums, but no tensor is kept; `sums` has the checksums
     of files that were read before, by inode and time.
@@ -91,7 +91,7 @@ def damage(checkpoint: Path, sums: dict[tuple[int, int, int], int]) -> str:
 
 
 def _checked() -> bool:
-    """Whether files of `torch.save` have checksums (torch >= 2.6 can leave them out)."""
+    """Return whether files of `torch.save` have checksums (torch >= 2.6 can leave them out)."""
     return bool(getattr(torch.serialization, "get_crc32_options", lambda: True)())
 
 
@@ -104,7 +104,7 @@ def _why(error: Exception) -> str:
 
 
 def _checksum(path: Path) -> int:
-    """CRC-32 of a file."""
+    """Return CRC-32 of a file."""
     value = 0
     with path.open("rb") as stream:
         while block := stream.read(1 << 22):
@@ -163,7 +163,7 @@ def sweep(place: Path) -> None:
 
 
 def copied(value: Any, place: str | None = None) -> Any:
-    """A copy of a state as `kept` makes one, with dense tensors on the CPU."""
+    """Return a copy of a state as `kept` makes one, with dense tensors on the CPU."""
     return kept(value, place, _on_host)
 
 
@@ -172,7 +172,7 @@ def _on_host(value: Tensor) -> Tensor:
 
 
 def off_gpu(value: Tensor) -> Tensor:
-    """A copy in page-locked memory, for which the host does not wait."""
+    """Return a copy in page-locked memory, for which the host does not wait."""
     target = page_locked_like(value)
     # by way of a temporary the host would read it before the copy is complete
     return target.copy_(value, non_blocking=target.stride() == value.stride())

@@ -128,11 +128,11 @@ class CheckpointFolder:
             )
 
     def newest(self, title: str) -> int:
-        """Iteration of the newest checkpoint of a job, 0 if it has none."""
+        """Return iteration of the newest checkpoint of a job, 0 if it has none."""
         return max(numbered(self.folder / title), default=0)
 
     def latest(self, title: str) -> int:
-        """The newest checkpoint of a job, all of which is read; a damaged one is refused."""
+        """Return the newest checkpoint of a job, all of which is read; a damaged one is refused."""
         place, done = self.folder / title, self.newest(title)
         reason = damage(place / str(done), self.checksums) if done else ""
         if not reason:
@@ -303,7 +303,7 @@ class CheckpointFolder:
                 shutil.rmtree(old)
 
     def read(self, title: str, done: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The whole state dict in a checkpoint, and the buffers that it leaves out."""
+        """Return the whole state dict in a checkpoint, and the buffers that it leaves out."""
         place = self.folder / title / str(done)
         train = _read_train(place)
         return {**read_weights(place), **train["extra"]}, train["buffers"]
@@ -352,7 +352,7 @@ class _Noted(NamedTuple):
 
 
 def _read_train(place: Path) -> dict[str, Any]:
-    """The train files of a checkpoint as one; tensors are read when they are used."""
+    """Return the train files of a checkpoint as one; tensors are read when they are used."""
     train: dict[str, Any] = {}
     for path in train_files(place):
         part = load(path, mmap=True)
@@ -367,7 +367,7 @@ def _read_train(place: Path) -> dict[str, Any]:
 
 
 def _best(place: Path) -> tuple[int, float] | None:
-    """Iteration and value of the best checkpoint so far."""
+    """Return iteration and value of the best checkpoint so far."""
     try:
         done, value = read_text(place / "best").split()
         return (int(done), float(value)) if (place / done).is_dir() else None

@@ -73,7 +73,7 @@ def reread(value: Any) -> Any:
 
 
 def empty(value: Tensor) -> Tensor:
-    """A tensor in place of a large one, where only the rest of a state is read."""
+    """Return a tensor in place of a large one, where only the rest of a state is read."""
     return torch.empty(0, dtype=value.dtype)
 
 
@@ -107,7 +107,7 @@ def python_numbers(optimizer: Any, scheduler: Any = None) -> None:
 
 
 def _real(value: Any) -> Any:
-    """A fraction as a float, an array of several numbers as a tuple."""
+    """Return a fraction as a float, an array of several numbers as a tuple."""
     if isinstance(value, (Fraction, Decimal)):
         return float(value)
     if isinstance(value, np.ndarray) and value.ndim == 1:
@@ -180,7 +180,7 @@ def check_kept(
 
 
 def _forgotten(optimizer: Optimizer) -> dict[str, str]:
-    """Attributes of an optimizer that its checkpoint leaves out, to be compared."""
+    """Return attributes of an optimizer that its checkpoint leaves out, to be compared."""
     rows = dict[str, str]()
     for key, value in vars(optimizer).items():
         if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):

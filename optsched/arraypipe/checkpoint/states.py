@@ -37,7 +37,7 @@ _AGREE: Final = ("seed", "batch_size", "microbatches", "precision", "clip_norm")
 
 
 def settings_of(run: JobRun) -> dict[str, str]:
-    """All settings of a fresh job that change its bits, as text by name."""
+    """Return all settings of a fresh job that change its bits, as text by name."""
     rows: dict[str, Any] = {key: getattr(run.job, key) for key in _AGREE}
     model = {
         name: kept(value, None, lambda tensor: tensor) for name, value in run.job.model.items()
@@ -61,7 +61,7 @@ def settings_of(run: JobRun) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """A value in words, the same in every process; tensors by their values."""
+    """Return a value in words, the same in every process; tensors by their values."""
 
     def listed(tensor: Tensor) -> Any:
         return tensor.tolist()
@@ -90,7 +90,7 @@ def check_same(
 def stage_state(
     run: JobRun, stage: int, copy: Callable[[Any, str], Any] = copied
 ) -> dict[str, dict[str, Any]]:
-    """Copies of all that one stage has, under unsplit names.
+    """Return copies of all that one stage has, under unsplit names.
 
     ``model`` its tensors of the state dict; ``frozen`` those that other jobs have too, which no
     job may change, uncopied; ``extra`` other entries of the state dict; ``buffers`` those that it
@@ -141,7 +141,7 @@ def check_keeps(run: JobRun) -> None:
 
 
 def scheduler_state(scheduler: Any, title: str) -> dict[str, Any]:
-    """The state of a scheduler (references), empty without one; `NotKept` if it has none."""
+    """Return the state of a scheduler (references), empty without one; `NotKept` if it has none."""
     if scheduler is None:
         return {}
     if not callable(getattr(scheduler, "state_dict", None)):
@@ -235,7 +235,7 @@ def _restore_scheduler(stage: JobStage, saved: Mapping[str, Any]) -> None:
 
 
 def digest(batch: Any) -> str:
-    """Types, shapes and a checksum of the values of all tensors of a batch."""
+    """Return types, shapes and a checksum of the values of all tensors of a batch."""
     if isinstance(batch, dict):
         return " ".join(f"{key}: {digest(value)}" for key, value in batch.items())
     if isinstance(batch, (list, tuple)):

@@ -29,7 +29,7 @@ _TYPES: Final = {
 
 
 def keeps(value: Any) -> bool:
-    """Whether a file of safetensors can hold a value of a state dict."""
+    """Return whether a file of safetensors can hold a value of a state dict."""
     return isinstance(value, Tensor) and value.layout == torch.strided and value.dtype in _TYPES
 
 
@@ -102,11 +102,16 @@ def open_weights(path: Path) -> Weights:
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The state dict in a checkpoint, a `from_pretrained` folder or a file of weights.
+    """Read the state dict of a checkpoint, a `from_pretrained` folder or a file of weights.
 
     Examples
     --------
-    >>> model.load_state_dict(read_weights("runs/job0/100"))  # doctest: +SKIP
+    >>> import tempfile, torch
+    >>> from optsched.arraypipe import read_weights
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"scale": torch.ones(2)}, f"{folder}/start.pt")
+    ...     read_weights(f"{folder}/start.pt")
+    {'scale': tensor([1., 1.])}
     """
     weights = open_weights(Path(path))
     return {key: weights.read(key) for key in weights.shapes}

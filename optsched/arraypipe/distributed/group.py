@@ -40,7 +40,7 @@ def collective() -> Iterator[None]:
 
 
 def lost(peer: str, error: RuntimeError) -> PeerLost:
-    """The error of a connection, with the first sentence of gloo."""
+    """Return the error of a connection, with the first sentence of gloo."""
     # gloo: "[/where/file.cc:537] Read error [address]: what. A hint for its own developers."
     first = str(error).strip().splitlines()[0]
     line = (first.partition("] ")[2] or first).partition(". ")[0]
@@ -63,14 +63,14 @@ class Group:
         self._sent = 0  # values from the first rank so far
 
     def all(self, local: Made) -> list[Made]:
-        """The values of all ranks; `PeerLost` if one has ended."""
+        """Return the values of all ranks; `PeerLost` if one has ended."""
         rows = [local] * self.size
         with collective():
             dist.all_gather_object(rows, local, self.group)
         return rows
 
     def from_first(self, value: Made) -> Made:
-        """The value of the first rank."""
+        """Return the value of the first rank."""
         row = [value]
         with collective():
             dist.broadcast_object_list(row, 0, self.group)
@@ -116,7 +116,7 @@ class Group:
 
     @contextmanager
     def explained(self, where: Callable[[], str] | None = None) -> Iterator[None]:
-        """Have an error of one rank end the others with its sentence.
+        """End all ranks with the sentence of an error of one of them.
 
         A lost connection is explained by the first rank that ended, if it has said why; else by
         `where` this rank was.

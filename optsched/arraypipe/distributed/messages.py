@@ -100,7 +100,7 @@ class Links:
 
 
 def pack(label: Label, payload: Payload, device: torch.device) -> Tensor:
-    """A message in one buffer on the host: a head, and the tensors as they are aligned."""
+    """Return a message in one buffer on the host: a head, and the tensors as they are aligned."""
     rows: list[tuple[Any, ...] | None] = []
     end = 0
     for t in payload.tensors:
@@ -127,7 +127,7 @@ def pack(label: Label, payload: Payload, device: torch.device) -> Tensor:
 
 
 def unpack(buffer: Tensor, device: torch.device) -> tuple[Label, int, Payload]:
-    """Label and content of a message that has arrived; its length if it comes by itself."""
+    """Return label and content of a message that has arrived; its length if it comes by itself."""
     raw = memoryview(buffer.numpy())  # type: ignore[arg-type]
     size = _PREFIX + int.from_bytes(raw[:_PREFIX], "little")
     label, payload, rows, longer = pickle.loads(raw[_PREFIX:size])  # of a rank of this run
@@ -158,7 +158,7 @@ class Capacity:
         self.boundary[run.index, stage] = message_bytes(row, norms)
 
     def of(self, segment: Segment, message: int) -> int:
-        """Bytes to be ready for."""
+        """Return bytes to be ready for."""
         kind, producer, consumer = segment.routes.messages[message]
         block, other = segment.plan.blocks[producer], segment.plan.blocks[consumer].stage
         pair = min(block.stage, other), max(block.stage, other)
@@ -172,7 +172,7 @@ class Capacity:
         return message_bytes([run.stages[local[0]].weight(n) for n in run.tied_pairs[pair]])
 
     def held(self, segment: Segment, device: int) -> tuple[int, int]:
-        """Most bytes of posted receives of a device, and of its outgoing messages."""
+        """Return most bytes of posted receives of a device, and of its outgoing messages."""
         channels = segment.routes.channels
         sizes = [self.of(segment, k) for k in range(len(segment.routes.messages))]
         steady = max(segment.plan.latest) + 2  # from here on cycles repeat
@@ -185,7 +185,7 @@ class Capacity:
 
 
 def incoming(segment: Segment, stream: Iterator[Instance]) -> Iterator[tuple[int, int]]:
-    """Messages of other devices that blocks take, with their iterations."""
+    """Yield messages of other devices that blocks take, with their iterations."""
     inputs, channel_of = segment.routes.inputs, segment.routes.channel_of
     for now in stream:
         for k in inputs[now.operation]:

@@ -96,15 +96,15 @@ class Ranks:
         return places(self.plan, min(job, self.plan.n_jobs - 1))
 
     def stages_of(self, run: JobRun) -> list[int]:
-        """Stages of a job that are trained on this rank."""
+        """Return stages of a job that are trained on this rank."""
         return [stage.index for stage in run.stages if stage.local]
 
     def saved_by(self, run: JobRun) -> list[int]:
-        """Stages of a job that this rank writes: those of the first replica."""
+        """Return stages of a job that this rank writes: those of the first replica."""
         return self.stages_of(run) if self.links.replica == 0 else []
 
     def reports(self, run: JobRun) -> bool:
-        """Whether this rank calls back with the losses of a job.
+        """Return whether this rank calls back with the losses of a job.
 
         Rank 0 does if it has a stage of the job, else the rank of the last stage.
         """
@@ -112,7 +112,7 @@ class Ranks:
         return self.links.replica == 0 and self.links.rank == (0 if 0 in devices else devices[-1])
 
     def share(self, segment: Segment) -> Share:
-        """What the memory of this rank is for."""
+        """Return what the memory of this rank is for."""
         return Share(self.links.rank, *self.capacity.held(segment, self.links.rank))
 
     def connect(
@@ -136,7 +136,7 @@ class Ranks:
         return self.backend
 
     def collect(self, records: list[Record]) -> list[Record]:
-        """Losses of all jobs, and all records in the order of their starts, on rank 0.
+        """Return losses of all jobs, and all records in the order of their starts, on rank 0.
 
         Its backend gets the copies of all ranks, and what is remembered beside the records. Other
         ranks keep their own. Of a long run all that is from the cycle on from which every rank
@@ -189,11 +189,11 @@ class Chain(FirstForward):
         self.ranks = [self.links.members[self.links.replica][d] for d in ranks.placement(run.index)]
 
     def is_local(self, stage: int) -> bool:
-        """Whether a stage is trained here."""
+        """Return whether a stage is trained here."""
         return self.run.stages[stage].local
 
     def receive(self, stage: int) -> Any:
-        """The output of a stage of another rank, on the host; None if that has failed."""
+        """Return the output of a stage of another rank, on the host; None if that has failed."""
         row = [None]
         with collective():
             dist.recv_object_list(row, self.ranks[stage], self.links.group)
@@ -269,7 +269,7 @@ def read_clocks(links: Links) -> list[tuple[int, int]]:
 
 
 def on_first_clock(rows: Sequence[Timed], shift: int, error: int) -> list[Timed]:
-    """Records or copies of a rank in the time of rank 0.
+    """Return records or copies of a rank in the time of rank 0.
 
     An offset within its error is none: processes of one machine share a clock.
     """
@@ -305,7 +305,7 @@ def _part(run: JobRun, stages: Sequence[int]) -> Sequence[dict[str, Any]]:
 
 
 def _merged(run: JobRun, parts: Sequence[Any]) -> tuple[nn.Module, Trained]:
-    """The unsplit model of a job with all its tensors."""
+    """Return the unsplit model of a job with all its tensors."""
     parameters, buffers, moments = (
         {name: value for part in parts for name, value in part[k].items()} for k in range(3)
     )

@@ -83,14 +83,14 @@ class Replicas:
         self.group = None
 
     def mean(self, value: float) -> float:
-        """The mean of a number over the replicas."""
+        """Return the mean of a number over the replicas."""
         found = torch.tensor(value / self.count, dtype=torch.float64)
         with collective():
             dist.all_reduce(found, group=self.group)
         return float(found)
 
     def part_of(self, data: Data) -> Data:
-        """Data of which a replica sees its part of every batch."""
+        """Return data of which a replica sees its part of every batch."""
 
         def parts(job: Job, start: int) -> Iterator[Any]:
             for batch in data(job, start):

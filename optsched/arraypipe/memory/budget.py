@@ -120,7 +120,7 @@ def cycle_of(
 
 
 def most_pinned(accesses: Sequence[Access]) -> tuple[int, int]:
-    """The most states that cannot leave their slots at one time, and at which access."""
+    """Return the most states that cannot leave their slots at one time, and at which access."""
     graphs: dict[int, int] = {}
     most, at = 0, 0
     for turn in range(2):
@@ -152,7 +152,7 @@ class Bytes(NamedTuple):
         return sum(self)
 
     def table(self) -> str:
-        """A line for each, and the sum."""
+        """Return a line for each, and the sum."""
         names = (
             "gradients, at their peak", "activations from F to B, at their peak",
             "workspace of the largest block", "receive windows", "outboxes",
@@ -194,12 +194,12 @@ def _of(known: Known, block: Block) -> StageBytes:
 
 
 def _ends(plan: ExecutionPlan, block: Block) -> bool:
-    """Whether a backward ends with a block: with B, or with W where it is split."""
+    """Return whether a backward ends with a block: with B, or with W where it is split."""
     return block.kind == ("W" if (block.job, block.stage) in plan.split else "B")
 
 
 def _kept(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int, int]:
-    """Bytes that a block takes, gives back and needs meanwhile, from measured bytes."""
+    """Return bytes that a block takes, gives back and needs meanwhile, from measured bytes."""
     by_block = (block.job, block.stage) in plan.recomputed
     less = by_block or here.recompute
     if block.kind == "F":  # the graph is made even if it is thrown away
@@ -212,7 +212,7 @@ def _kept(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int
 
 
 def _gradients(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int, int, int]:
-    """Bytes of gradients that a block makes, drops and needs meanwhile.
+    """Return bytes of gradients that a block makes, drops and needs meanwhile.
 
     The first backward of an iteration makes them, the update (within the last one without a block)
     drops them. Those of tied copies and of masters live in one block only.
@@ -224,7 +224,7 @@ def _gradients(plan: ExecutionPlan, block: Block, here: StageBytes) -> tuple[int
 
 
 def reserved(device: torch.device, parts: int) -> int:
-    """Bytes for no tensor of a job, of one of so many parts of a GPU; 0 on a CPU."""
+    """Return bytes for no tensor of a job, of one of so many parts of a GPU; 0 on a CPU."""
     return 0 if device.type != "cuda" else (CUDA_CONTEXT + CUDA_STREAM) // parts
 
 
@@ -250,7 +250,7 @@ class DeviceBytes(NamedTuple):
     decided: Residency | None = None
 
     def needs(self, plan: ExecutionPlan, device: int, known: Known, jobs: Collection[int]) -> Bytes:
-        """All but the states, for some jobs of a plan."""
+        """Return all but the states, for some jobs of a plan."""
         return budget(plan, device, known, jobs)._replace(
             windows=self.windows, outboxes=self.outboxes, shared=self.shared,
             reserve=self.cuda + self.limit // _FRAGMENTS if self.cuda else 0,
@@ -271,7 +271,7 @@ class DeviceBytes(NamedTuple):
     def fit(
         self, plan: ExecutionPlan, device: int, known: Known, jobs: Collection[int]
     ) -> Residency | str:
-        """Where the states of some jobs of a plan are, or what there is too little of.
+        """Return where the states of some jobs of a plan are, or what there is too little of.
 
         What was decided before stays. Else moments get one slot if weights have no room for more:
         they are copied once an iteration anyway, and weights up to three times.
@@ -334,7 +334,7 @@ class DeviceBytes(NamedTuple):
 
 
 def most_slots(states: int, sizes: tuple[int, int], left: int) -> tuple[int, int]:
-    """Slots of so many bytes each: one for moments, and the others for weights first."""
+    """Return slots of so many bytes each: one for moments, and the others for weights first."""
     weights, moments = sizes
     most = min(states, (left - moments) // weights) if weights else states
     return most, min(states, (left - most * weights) // moments) if moments else 1
@@ -352,13 +352,13 @@ class Limits:
     known: dict[tuple[int, int], StageBytes] = field(default_factory=dict)  # by job and stage
 
     def share(self, gather: Callable[[Any], list[Any]]) -> None:
-        """Have what all ranks know of their devices and stages (collective)."""
+        """Exchange what ranks have measured of their devices and stages (collective)."""
         for devices, known in gather((self.devices, self.known)):
             self.devices |= devices
             self.known |= known
 
     def of(self, segment: Segment) -> dict[tuple[int, int], StageBytes]:
-        """What is known of the jobs in the slots of a segment."""
+        """Return what is known of the jobs in the slots of a segment."""
         return {
             (slot, stage): row
             for slot, job in enumerate(segment.slots)

@@ -70,7 +70,7 @@ class CudaEngine(CopyEngine):
         self.pauses.append((begin, recorded()))
 
     def ran(self) -> Any:
-        """The event after all blocks launched so far."""
+        """Return the event after all blocks launched so far."""
         return torch.cuda.current_stream(self.device).record_event()
 
     def finish(self) -> None:

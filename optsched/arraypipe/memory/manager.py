@@ -65,7 +65,7 @@ class DeviceSlots(Transfers):
         self.version = 0  # of the weights when the open access began
 
     def enter(self, job: int, stage: int, kind: str, now: Instance) -> JobStage:
-        """Have a state in a slot, for blocks launched from now on.
+        """Copy a state into a slot, for blocks launched from now on.
 
         An update after the backward of the same block is an access of its own.
         """
@@ -126,11 +126,11 @@ class DeviceSlots(Transfers):
         target.copy_(source, non_blocking=True)
 
     def size(self, state: int, piece: int) -> int:
-        """Bytes to copy of a piece."""
+        """Return bytes to copy of a piece."""
         return self.states[state].size(piece)
 
     def label(self, state: int) -> tuple[int, int, int]:
-        """Device, job and stage of a state."""
+        """Return device, job and stage of a state."""
         stage = self.states[state].stage
         return self.number, stage.job, stage.index
 
@@ -141,7 +141,7 @@ class DeviceSlots(Transfers):
             found.point(piece, -1, found.store[piece])
 
     def _index(self, job: int, stage: int) -> int:
-        """Index of a state; a new one is moved into a store."""
+        """Return index of a state; a new one is moved into a store."""
         if (job, stage) not in self.index:
             run = self.runs[job]
             self.index[job, stage] = len(self.states)
@@ -187,7 +187,7 @@ class SlotMemory(Memory):
         self.owner: dict[tuple[int, int], DeviceSlots | None] = {}  # by (job, stage)
 
     def enter(self, job: int, stage: int, kind: str, now: Instance) -> JobStage:
-        """Have a state where its blocks run."""
+        """Copy a state to where its blocks run."""
         if (job, stage) not in self.owner:
             device = self.segments[-1].plan.blocks[now.operation].device
             self.owner[job, stage] = self.slotted.get(device)
@@ -241,7 +241,7 @@ def memory_of(
     limit: int | None,
     share: Share | None = None,
 ) -> Memory:
-    """The memory of a run: everything resident if it fits, else slots.
+    """Return the memory of a run: everything resident if it fits, else slots.
 
     `limit` are the bytes of every device; `share` says which device this process has, in a run on
     ranks. `InputError`: it does not fit, not even in slots; nothing has been moved.

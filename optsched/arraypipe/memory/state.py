@@ -45,7 +45,7 @@ class Place(NamedTuple):
         return self.offset + (1 + reach) * self.dtype.itemsize
 
     def view(self, flat: Tensor) -> Tensor:
-        """The tensor in these bytes."""
+        """Return the tensor in these bytes."""
         return flat[self.offset : self.end].view(self.dtype).as_strided(self.shape, self.stride)
 
 
@@ -65,7 +65,7 @@ class Layout:
 
 
 def layout_of(stage: JobStage, title: str) -> Layout:
-    """Lay out all that a stage trains; `title` of its job, for messages."""
+    """Return lay out all that a stage trains; `title` of its job, for messages."""
     end = [0, 0]
 
     def place(piece: int, t: Tensor) -> Place:
@@ -101,7 +101,7 @@ def layout_of(stage: JobStage, title: str) -> Layout:
 
 
 def rows_of(stage: JobStage) -> tuple[list[nn.Parameter], list[nn.Parameter], list[nn.Parameter]]:
-    """Parameters of a stage, its copies of tied parameters, and float32 masters."""
+    """Return parameters of a stage, its copies of tied parameters, and float32 masters."""
     masters = [p for _, p in stage.masters or ()]
     return [p for _, p in stage.parameters], [b.parameter for b in stage.tied], masters
 
@@ -116,7 +116,7 @@ def _trained(optimizer: Optimizer | None) -> list[nn.Parameter]:
 
 
 def _optimizer_states(optimizer: Optimizer | None, title: str) -> list[dict[str, Any]]:
-    """State of every parameter of the optimizer, as it is or as it will be after a step."""
+    """Return state of every parameter of the optimizer, as it is or as it will be after a step."""
     row = _trained(optimizer)
     if optimizer is None or all(optimizer.state.get(p) for p in row):
         return [optimizer.state[p] for p in row] if optimizer is not None else []
@@ -154,7 +154,7 @@ def _after_a_step(optimizer: Optimizer, device: str) -> list[dict[str, Any]]:
 
 
 def flat_bytes(sizes: Sequence[int], device: torch.device, pinned: bool) -> list[Tensor]:
-    """A flat tensor of bytes per size."""
+    """Return a flat tensor of bytes per size."""
     return [torch.empty(n, dtype=torch.uint8, device=device, pin_memory=pinned) for n in sizes]
 
 
@@ -193,7 +193,7 @@ class BoundState:
         return sum(t._version for t, _ in self.layout.weights)
 
     def has_graphs(self) -> bool:
-        """Whether a graph that refers to the weights has its backward ahead."""
+        """Return whether a graph that refers to the weights has its backward ahead."""
         return any(kept.roots is not None or kept.branches for kept in self.stage.kept.values())
 
     def absorb(self) -> None:
@@ -211,13 +211,13 @@ class BoundState:
             value.data = view
 
     def size(self, piece: int) -> int:
-        """Bytes to copy of a piece; moments exist from the first update on."""
+        """Return bytes to copy of a piece; moments exist from the first update on."""
         exists = piece == 0 or self.stage.masters is not None
         exists = exists or any(self._tensor(at) is not None for at in self.layout.moments)
         return self.layout.bytes[piece] * exists
 
     def _views(self, piece: int, slot: int, flat: Tensor) -> list[tuple[Any, Tensor]]:
-        """Tensors, or where the optimizer has them, and their views in a slot."""
+        """Return tensors, or where the optimizer has them, and their views in a slot."""
         if (piece, slot) not in self.views:
             rows: Sequence[tuple[Any, Place]] = self.layout.weights
             if piece:
@@ -294,17 +294,17 @@ def saved_bytes(
 
 
 def boundary_bytes(tensors: Iterable[Tensor | None]) -> int:
-    """Payload of a message."""
+    """Return payload of a message."""
     return sum(t.nbytes for t in tensors if t is not None)
 
 
 def gradients_bytes(stage: JobStage) -> int:
-    """Gradients of all parameters that are trained."""
+    """Return gradients of all parameters that are trained."""
     return _trained_bytes(stage.used())
 
 
 def state_bytes(stage: JobStage) -> int:
-    """Parameters, their masters, buffers, and the state of the optimizer."""
+    """Return parameters, their masters, buffers, and the state of the optimizer."""
     tensors = [*chain(*rows_of(stage)), *stage.buffers()]
     if stage.optimizer is not None:
         entries = stage.optimizer.state.values()

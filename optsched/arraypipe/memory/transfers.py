@@ -59,7 +59,7 @@ class CopyEngine:
         """Let blocks that are queued from now on wait for events."""
 
     def ran(self) -> Any:
-        """The event at which all blocks queued so far are over."""
+        """Return the event at which all blocks queued so far are over."""
 
     def finish(self) -> None:
         """Return when everything that was queued is over."""
@@ -122,11 +122,11 @@ class Transfers:
         """Copy a range of bytes of a piece between its store and a slot."""
 
     def size(self, state: int, piece: int) -> int:
-        """Bytes to copy of a piece."""
+        """Return bytes to copy of a piece."""
         raise NotImplementedError
 
     def label(self, state: int) -> tuple[int, int, int]:
-        """Device, job and stage of a state, for the list of copies."""
+        """Return device, job and stage of a state, for the list of copies."""
         return (0, state, 0)
 
     def leaves(self, state: int, piece: int) -> None:
@@ -142,7 +142,7 @@ class Transfers:
             slot.graphs = 0
 
     def take(self, access: Access) -> list[int]:
-        """Have the state of an access in slots, one per piece, for blocks launched from now on."""
+        """Copy the state of an access into slots, one per piece, for blocks launched later."""
         self._learn()
         if access.key in (known.key for known in self.known):
             while self.known[0].key != access.key:

@@ -40,7 +40,7 @@ def build(build_model: BuildModel, job: Job) -> nn.Module:
 
 
 def module_of(model: Any) -> nn.Module:
-    """What `build_model` has returned as one module."""
+    """Return what `build_model` has returned as one module."""
     if isinstance(model, (list, tuple, nn.ModuleList)):
         if not model or not all(isinstance(module, nn.Module) for module in model):
             raise InputError("build_model: expected a list of nn.Modules, the stages")
@@ -53,7 +53,7 @@ def module_of(model: Any) -> nn.Module:
 
 
 def model_function(model: Any) -> BuildModel:
-    """The function that makes a model, from any of the forms that `ArrayTrainer` takes.
+    """Return the function that makes a model, from any of the forms that `ArrayTrainer` takes.
 
     A function or class is returned as it is. A pair of a class and a configuration is called with
     a copy of the configuration, on which `Job.model` sets attributes. An `nn.Module` is copied;
@@ -72,7 +72,7 @@ def model_function(model: Any) -> BuildModel:
 
 
 def _copy_of(original: nn.Module, /, **arguments: Any) -> nn.Module:
-    """A copy of a module; frozen parameters use the memory of the original."""
+    """Return a copy of a module; frozen parameters use the memory of the original."""
     if arguments:
         raise InputError(
             f"model: a module is copied for every job, so Job.model must be empty, got "
@@ -217,7 +217,7 @@ class Builder:
 
 
 def _typed(model: nn.Module, job: Job) -> nn.Module:
-    """The model in the precision of its weights."""
+    """Return the model in the precision of its weights."""
     dtype = PRECISIONS.get(job.precision, torch.float32)
     return model if dtype == torch.float32 else model.to(dtype)
 
@@ -290,7 +290,7 @@ def _load(recorder: Recorder, model: nn.Module, path: Path) -> None:
 
 
 def _key_of(name: str, model: nn.Module, weights: Weights) -> str:
-    """How the name of a tensor is found in a folder, as `from_pretrained` does.
+    """Return how the name of a tensor is found in a folder, as `from_pretrained` does.
 
     With or without the prefix of the base model of transformers, and without what PEFT wraps.
     """

@@ -83,7 +83,7 @@ class StageModel:
         self.names = ("", *cut.names, "")[index : index + 2]
 
     def __call__(self, hidden: Any, inputs: Inputs) -> Any:
-        """The output of the model, or the hidden states for the next stage.
+        """Return the output of the model, or the hidden states for the next stage.
 
         `hidden` are those of the stage before, None in the first. When the first block is called,
         the random state is as it was seeded before this call.
@@ -107,7 +107,7 @@ class StageModel:
 
 
 def is_chain(module: nn.Module) -> bool:
-    """Whether a module is an `nn.Sequential`, which hands on hidden states only."""
+    """Return whether a module is an `nn.Sequential`, which hands on hidden states only."""
     return type(module).forward is nn.Sequential.forward
 
 
@@ -127,7 +127,7 @@ class _AtCut(torch.autograd.Function):
 
 
 def at_cut(hidden: Any) -> Any:
-    """Hidden states as they cross a cut: contiguous, no two of them in the same memory."""
+    """Return hidden states as they cross a cut: contiguous, no two of them in the same memory."""
     seen: set[int] = set()
 
     def crossing(value: Any) -> Any:
@@ -166,7 +166,7 @@ def cut_alone(
 
 
 def first_of(block: nn.Module, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """The first argument of a call, given by position or by name."""
+    """Return the first argument of a call, given by position or by name."""
     return arguments[0] if arguments else options.get(_first_name(block, options))
 
 
@@ -204,7 +204,7 @@ def form_of(output: Any, arguments: Sequence[Any]) -> Any:
 
 
 def _without_objects(value: Any) -> Any:
-    """Containers, forms and plain values; None for all else, such as caches."""
+    """Return containers, forms and plain values; None for all else, such as caches."""
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(map(_without_objects, value))
     if isinstance(value, dict):
@@ -216,7 +216,7 @@ def _without_objects(value: Any) -> Any:
 
 
 def unknown(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of no memory; its values are not a number (0 if it has integers)."""
+    """Return a tensor of no memory; its values are not a number (0 if it has integers)."""
     numbers = dtype.is_floating_point or dtype.is_complex
     value = torch.full((), math.nan if numbers else 0, dtype=dtype, device=device)
     return value.expand(size)
@@ -244,7 +244,7 @@ def _replacing(kind: Any, hides: bool) -> Any:
 
 
 def stand_in(module: nn.Module, name: str, output: Any = None, leaves: bool = False) -> nn.Module:
-    """A module of another stage, without its tensors.
+    """Return a module of another stage, without its tensors.
 
     A call computes nothing. It returns NaN in the recorded form `output`, so that no result can
     depend on them unnoticed; or it ends the forward, if it `leaves`.
@@ -312,7 +312,7 @@ def first_block(block: nn.Module, name: str, passage: Passage) -> nn.Module:
 
 
 def stage_models(model: nn.Module, cut: Cut, title: str) -> list[StageModel]:
-    """The stages of a model, which share its modules and tensors."""
+    """Return the stages of a model, which share its modules and tensors."""
     if not cut.names:
         return [StageModel(model, Passage(), 0, cut)]
     for name in cut.opened:
@@ -345,7 +345,7 @@ class _Skeleton:
         return StageModel(self._opened(self.model), self.passage, self.index, self.cut)
 
     def _opened(self, module: nn.Module) -> nn.Module:
-        """A copy of a module with the parts of this stage.
+        """Return a copy of a module with the parts of this stage.
 
         Tensors that it has itself belong to stage 0; the others have parameters as tied weights,
         and copies of buffers.
@@ -368,7 +368,7 @@ class _Skeleton:
         return copy
 
     def _children(self, module: nn.Module) -> list[tuple[str, nn.Module | None]]:
-        """All children; of those called one after the other only this stage's."""
+        """Return all children; of those called one after the other only this stage's."""
         rows = list(module._modules.items())
         if not is_chain(module):
             return rows
@@ -381,7 +381,7 @@ class _Skeleton:
         return rows[first or 0 : len(rows) if last is None else last + 1]
 
     def _part(self, child: nn.Module) -> nn.Module:
-        """What this stage has in the place of a module."""
+        """Return what this stage has in the place of a module."""
         name, cut, index = self.names[id(child)], self.cut, self.index
         if id(child) in self.made:
             return self.made[id(child)]

@@ -51,7 +51,7 @@ _WAY_OUT = (
 
 
 def cut_of(model: nn.Module, stages: Stages, sample: Callable[[], Inputs]) -> Cut:
-    """Where to cut a model, from any of the forms that `ArrayTrainer` takes.
+    """Return where to cut a model, from any of the forms that `ArrayTrainer` takes.
 
     A number of stages is balanced by counted floating point operations, which unlike times give the
     same cuts in every run. `sample` gives the inputs of a micro-batch, to look at the forward.
@@ -91,7 +91,7 @@ def cut_of(model: nn.Module, stages: Stages, sample: Callable[[], Inputs]) -> Cu
 
 
 def canonical(model: nn.Module, name: str) -> str:
-    """The first of the names that a module has."""
+    """Return the first of the names that a module has."""
     try:
         module = model.get_submodule(name)
     except AttributeError:
@@ -101,7 +101,7 @@ def canonical(model: nn.Module, name: str) -> str:
 
 
 def _indexed(model: nn.Module) -> list[str]:
-    """Names of the blocks that indices count."""
+    """Return names of the blocks that indices count."""
     sizes = {
         name: sum(p.numel() for p in module.parameters())
         for name, module in model.named_modules()
@@ -111,7 +111,7 @@ def _indexed(model: nn.Module) -> list[str]:
 
 
 def _blocks(model: nn.Module, calls: Calls, least: int) -> list[str]:
-    """Blocks at which one of `least` stages may begin, in the order of their calls."""
+    """Return blocks at which one of `least` stages may begin, in the order of their calls."""
     once = [n for n in calls.order if calls.hidden[n] is not None and calls.order.count(n) == 1]
     found = [[n for n in once if n in rows] for rows in (_indexed(model), _children(model, ""))]
     return found[0] if 1 < least <= len(found[0]) else max(found, key=len)
@@ -123,7 +123,7 @@ def _children(model: nn.Module, parent: str) -> list[str]:
 
 
 def _chained(model: Any) -> Calls:
-    """The calls of an `nn.Sequential`, which are known without a forward."""
+    """Return the calls of an `nn.Sequential`, which are known without a forward."""
     names = {id(module): name for name, module in model.named_children()}
     order = tuple(names[id(module)] for module in model)
     return Calls(order, hidden=dict.fromkeys(order, ()))
@@ -161,13 +161,13 @@ def _cut_at(model: nn.Module, calls: Calls, names: Sequence[str]) -> Cut:
 
 
 def _above(name: str) -> list[str]:
-    """Names of the modules that contain a module, but for the model itself."""
+    """Return names of the modules that contain a module, but for the model itself."""
     parts = name.split(".")
     return [".".join(parts[:k]) for k in range(1, len(parts))]
 
 
 def _place(model: nn.Module, calls: Calls, name: str) -> int:
-    """Position of the one call of a block at which a stage begins."""
+    """Return position of the one call of a block at which a stage begins."""
     times = [k for k, called in enumerate(calls.order) if called == name]
     if len(times) != 1 or calls.hidden[name] is None:
         what = "is called more than once by" if times[1:] else "is not called by"
@@ -181,7 +181,7 @@ def _place(model: nn.Module, calls: Calls, name: str) -> int:
 
 
 def calls_of(model: nn.Module, inputs: Inputs) -> Calls:
-    """The calls in a forward; buffers and attributes are as before afterwards."""
+    """Return the calls in a forward; buffers and attributes are as before afterwards."""
     failed: Exception | None = None
     for grad in (False, True):  # the graph needs memory; some forwards take gradients
         try:
@@ -294,7 +294,7 @@ _Gradients: TypeAlias = dict[str, tuple[torch.dtype, list[Tensor]]]
 
 
 def _difference(loss: Tensor, gradients: _Gradients, value: Tensor, found: _Gradients) -> str:
-    """The first difference between a whole model and its stages, in words.
+    """Return the first difference between a whole model and its stages, in words.
 
     A gradient of a weight of several stages is a sum in another order, rounded by its type.
     """
@@ -387,7 +387,7 @@ def _gradients(model: nn.Module) -> Iterator[_Gradients]:
 
 
 def _culprit(stages: Sequence[StageModel], inputs: Inputs) -> str:
-    """The first module of a stage with an argument that is not a number, in words."""
+    """Return the first module of a stage with an argument that is not a number, in words."""
     found: list[str] = []
 
     def before(name: str, module: nn.Module, arguments: Any, options: Any) -> None:

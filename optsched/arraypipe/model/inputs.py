@@ -28,12 +28,12 @@ class Inputs(NamedTuple):
         return model(*self.arguments, **self.options)
 
     def copied(self) -> Inputs:
-        """Arguments that may be changed in place."""
+        """Return arguments that may be changed in place."""
         made: Inputs = mapped(self, Tensor.clone)
         return made
 
     def tensors(self) -> list[Tensor]:
-        """All tensors among the arguments."""
+        """Return all tensors among the arguments."""
         return tensors_in([*self.arguments, *self.options.values()])
 
 
@@ -59,7 +59,7 @@ def mapped(value: Any, change: Callable[[Any], Any], kind: type = Tensor) -> Any
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of an output, an input or a target."""
+    """Return all tensors of an output, an input or a target."""
     if isinstance(value, Tensor):
         return [value]
     parts: Any = ()
@@ -92,12 +92,12 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def all_modules(roots: Sequence[nn.Module]) -> list[nn.Module]:
-    """Every module below the roots, once."""
+    """Return every module below the roots, once."""
     return list(dict.fromkeys(module for root in roots for module in root.modules()))
 
 
 def buffer_holders(modules: Sequence[nn.Module]) -> tuple[tuple[nn.Module, str], ...]:
-    """Every place in the modules where a buffer hangs."""
+    """Return every place in the modules where a buffer hangs."""
     return tuple(
         (part, name)
         for part in all_modules(modules)
@@ -107,7 +107,7 @@ def buffer_holders(modules: Sequence[nn.Module]) -> tuple[tuple[nn.Module, str],
 
 
 def copied(buffers: Tensors) -> Tensors:
-    """Copies of buffers; one that hangs in several places is one tensor there again."""
+    """Return copies of buffers; one that hangs in several places is one tensor there again."""
     copies = {id(buffer): buffer.clone() for buffer in buffers}
     return tuple(copies[id(buffer)] for buffer in buffers)
 
@@ -167,7 +167,7 @@ def counts_of(modules: Sequence[nn.Module]) -> dict[tuple[nn.Module, str], Any]:
 
 
 def changed_since(before: dict[tuple[nn.Module, str], Any]) -> list[tuple[nn.Module, str]]:
-    """Attributes that differ from those of `counts_of`."""
+    """Return attributes that differ from those of `counts_of`."""
     now = counts_of([part for part, _ in before])
     return [key for key, value in before.items() if key in now and now[key] != value]
 
@@ -178,14 +178,14 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _duplicate(value: Any) -> Any:
-    """A copy of what can be changed in place, else the value itself."""
+    """Return a copy of what can be changed in place, else the value itself."""
     if isinstance(value, Tensor):
         return value.detach().clone(), value._version
     return copy(value) if type(value) in (list, dict, set, deque) else value
 
 
 def _put_back(value: Any, kept: Any) -> Any:
-    """The same object, with what it had in it."""
+    """Return the same object, with what it had in it."""
     if isinstance(value, Tensor):
         content, version = kept
         if value._version != version:  # others may be views that cannot be written to

@@ -47,7 +47,7 @@ class _Place:
     geometry: tuple[Any, ...]  # dtype, offset, size, strides
 
     def tensor(self, storage: UntypedStorage) -> Tensor:
-        """The tensor with its content."""
+        """Return the tensor with its content."""
         if self.steps is not None:
             storage = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
             _recompute(storage, self.n_bytes, self.steps)
@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):
         self.guard.__exit__(*error)  # type: ignore[no-untyped-call]
 
     def recorded(self, tensor: Tensor) -> bool:
-        """Whether a tensor has no content at the moment."""
+        """Return whether a tensor has no content at the moment."""
         return self._find(tensor) is not None
 
     def restore(self, tensors: Iterable[Tensor]) -> None:
@@ -145,7 +145,7 @@ class Recorder(TorchDispatchMode):
         return_memory()
 
     def value(self, tensor: Tensor) -> Tensor:
-        """A tensor with the content; the given one stays as it is."""
+        """Return a tensor with the content; the given one stays as it is."""
         if (entry := self._find(tensor)) is None:
             return tensor.detach()
         return _Place(entry.n_bytes, entry.steps, _geometry(tensor)).tensor(entry.storage)
@@ -261,7 +261,7 @@ class Recorder(TorchDispatchMode):
             return_memory()
 
     def _kept(self, tree: Any, target: _Recorded | None) -> Any:
-        """Arguments with places for recorded tensors and copies of the others."""
+        """Return arguments with places for recorded tensors and copies of the others."""
 
         def keep(value: Any) -> Any:
             if not isinstance(value, Tensor):
@@ -313,7 +313,7 @@ def _is_dense(tensor: Any) -> bool:
 
 
 def _covers(tensor: Tensor, entry: _Recorded) -> bool:
-    """Whether a tensor is all of a recorded storage."""
+    """Return whether a tensor is all of a recorded storage."""
     return tensor.is_contiguous() and tensor.numel() * tensor.element_size() == entry.n_bytes
 
 

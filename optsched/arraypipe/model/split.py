@@ -55,7 +55,7 @@ class ModelStage:
         return self.parameters if self.masters is None else self.masters
 
     def buffers(self) -> Tensors:
-        """The buffers in the order of `holders`."""
+        """Return the buffers in the order of `holders`."""
         return tuple(module._buffers[name] for module, name in self.holders)  # type: ignore[misc]
 
     def replace_tied(self, copied: nn.Parameter, other: nn.Parameter) -> None:
@@ -71,7 +71,7 @@ class ModelStage:
 def split(
     model: nn.Module, cut: Cut, job: Job, title: str, loss: nn.Module | None = None
 ) -> list[ModelStage]:
-    """The stages of one job, each with its own optimizer; refuses what would not be exact.
+    """Return the stages of one job, each with its own optimizer; refuses what would not be exact.
 
     The last stage trains the parameters of `loss`, under names that begin with ``loss.``.
 
@@ -181,7 +181,7 @@ def _check_storages(model: nn.Module, stage_of: Mapping[int, int], title: str) -
 
 
 def tied_pairs(stages: Sequence[ModelStage]) -> dict[tuple[int, int], list[str]]:
-    """Names of the tied weights by pairs (stage, next stage that uses them), in their order.
+    """Return names of the tied weights by pairs (stage, next stage that uses them), in their order.
 
     Values go down this chain and gradients up: so every stage adds what comes from later stages
     first, as the backward of the unsplit model does.
@@ -229,7 +229,7 @@ def restore_ties(model: nn.Module, stages: Sequence[ModelStage]) -> None:
 
 
 def _originals(stages: Sequence[ModelStage]) -> dict[int, nn.Parameter]:
-    """The owner's parameter by the identity of every copy."""
+    """Return the owner's parameter by the identity of every copy."""
     owners = [dict(stage.parameters) for stage in stages]
     return {id(b.parameter): owners[b.owner][b.name] for stage in stages for b in stage.tied}
 
@@ -237,7 +237,7 @@ def _originals(stages: Sequence[ModelStage]) -> dict[int, nn.Parameter]:
 def _optimizer(
     job: Job, parameters: NamedParameters, unsplit: NamedParameters, title: str
 ) -> optim.Optimizer:
-    """The optimizer of the whole model without the parameters of other stages.
+    """Return the optimizer of the whole model without the parameters of other stages.
 
     These are placeholders when it is made, so that places in the list and groups are those of
     training alone.
@@ -280,7 +280,7 @@ def _optimizer(
 def first_difference(
     one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> tuple[str, str, str] | None:
-    """The first entry that is not the same in both, with its two values in words."""
+    """Return the first entry that is not the same in both, with its two values in words."""
     for key in {**one, **other}:
         a, b = one.get(key, _UNSET), other.get(key, _UNSET)
         if not same(a, b):
@@ -293,7 +293,7 @@ def first_difference(
 def _entries(
     stages: Sequence[ModelStage],
 ) -> Iterator[tuple[str, nn.Parameter, dict[str, Any], optim.Optimizer]]:
-    """Unsplit name, parameter and group of all that the optimizers of stages update."""
+    """Yield unsplit name, parameter and group of all that the optimizers of stages update."""
     for stage in stages:
         names = {id(p): name for name, p in stage.trained}
         for group in stage.optimizer.param_groups if stage.optimizer is not None else ():
@@ -382,7 +382,7 @@ def note_shared(runs: Sequence[Any]) -> None:
 
 
 def shapes_of(model: nn.Module) -> dict[str, str]:
-    """What every parameter and buffer of an unsplit model is, in words, by name."""
+    """Return what every parameter and buffer of an unsplit model is, in words, by name."""
     kinds = (("parameter", model.named_parameters()), ("buffer", model.named_buffers()))
     return {
         name: f"a {kind} of "

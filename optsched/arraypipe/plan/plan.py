@@ -49,6 +49,13 @@ class ExecutionPlan:
     Device d repeats ``sequences[d]`` for cycles c = 0, 1, 2, ...; an operation with offset o, copy
     a, of a job with r copies a cycle, then runs iteration ``(c - o) * r + a`` of its job and is
     skipped where the job has no such iteration.
+
+    Examples
+    --------
+    >>> from optsched.arraypipe import compile_plan, random_schedule
+    >>> plan = compile_plan(random_schedule([2], n_stages=2))
+    >>> [plan.blocks[i].kind for i in plan.sequences[1]]
+    ['F', 'F', 'B', 'B']
     """
 
     schedule: Schedule  # the document it was compiled from
@@ -189,6 +196,13 @@ def compile_plan(schedule: Schedule, *, together: Collection[int] = ()) -> Execu
         order (sums of gradients depend on it), or memory is exceeded.
     CyclicOrder
         Orders and dependencies contradict each other; the message has the blocks on the cycle.
+
+    Examples
+    --------
+    >>> from optsched.arraypipe import compile_plan, random_schedule
+    >>> plan = compile_plan(random_schedule([1, 1], n_stages=2))
+    >>> plan.n_jobs, plan.devices
+    (2, ('device0', 'device1'))
     """
     if not isinstance(schedule, Schedule):
         raise InputError(f"schedule: expected a Schedule, got {schedule!r:.60}")
@@ -224,7 +238,7 @@ def training_arcs(
     copies: Sequence[int],
     together: Collection[int],
 ) -> Iterator[tuple[int, int, int]]:
-    """Arcs (tail, head, distance in cycles) without which training would not be right."""
+    """Yield arcs (tail, head, distance in cycles) without which training would not be right."""
     at = {block[1:6]: block.operation for block in blocks}
     for i, kind, j, s, m, a, *_ in blocks:
         split, updates = ("W", j, s, m, a) in at, ("U", j, s, 0, a) in at
@@ -255,7 +269,7 @@ def routes(
     ties: Sequence[tuple[int, int]] = (),
     together: Collection[int] = (),
 ) -> Routes:
-    """The messages of a plan.
+    """Return the messages of a plan.
 
     `ties` are pairs (stage, next stage that uses one of its weights), the same for all jobs; the
     updates of the jobs `together` wait for the gradients of all stages.
@@ -326,11 +340,19 @@ def random_schedule(
     together: Collection[int] = (),
     seed: int = 0,
 ) -> Schedule:
-    """One iteration of a job array in an order that is feasible and otherwise arbitrary.
+    """Make one iteration of a job array in a random feasible order.
 
     `microbatches` are those of every job, `place` the device of every stage (by default one each).
     Jobs in `recompute` and `update` have blocks for these; those in `together` update when the
     gradients of all stages are there. Durations are made up (F 2, R 2, B 4, U 1).
+
+    Examples
+    --------
+    >>> import optsched
+    >>> from optsched.arraypipe import random_schedule
+    >>> schedule = random_schedule([1, 2], n_stages=2, seed=1)
+    >>> schedule.n_operations, optsched.verify(schedule)
+    (12, [])
     """
     if len(microbatches) == 0 or min(microbatches) < 1:
         raise InputError(f"microbatches: expected a number >= 1 for every job, got {microbatches}")
@@ -365,7 +387,7 @@ def random_schedule(
 
 
 def topological(n: int, arcs: Iterable[tuple[int, int]], draw: random.Random) -> list[int]:
-    """A random topological order of 0..n-1."""
+    """Return a random topological order of 0..n-1."""
     after: list[list[int]] = [[] for _ in range(n)]
     waiting = [0] * n
     for i, j in sorted(arcs):
@@ -384,7 +406,7 @@ def topological(n: int, arcs: Iterable[tuple[int, int]], draw: random.Random) ->
 
 
 def without(schedule: Schedule, jobs: Collection[int]) -> Schedule:
-    """The schedule without some jobs: the others keep their order, and start as early as it allows.
+    """Return a schedule without some jobs; the others keep their order and start early.
 
     It is feasible if the schedule was, and its period (or makespan) is no longer, as long as no
     family of setups spans two jobs. Jobs, and families if they are jobs, are numbered anew.

@@ -32,7 +32,7 @@ class Segment:
     count: list[int]  # iterations of it
 
     def runs(self, operation: int, cycle: int) -> int:
-        """The job's iteration that this instance runs, or -1 if it is skipped."""
+        """Return the job's iteration that this instance runs, or -1 if it is skipped."""
         slot, rate, shift = self.plan.turns[operation]
         turn = cycle * rate + shift
         return self.first[slot] + turn if 0 <= turn < self.count[slot] else -1
@@ -45,7 +45,7 @@ class Segment:
 
 
 def device_stream(segment: Segment, device: int, cycle: int = 0) -> Iterator[Instance]:
-    """Blocks of one device in the order of its list, from a cycle on."""
+    """Yield blocks of one device in the order of its list, from a cycle on."""
     row = segment.plan.sequences[device]
     for now in range(cycle, segment.cycles):
         for operation in row:
@@ -62,7 +62,7 @@ SEGMENT_S: Final = 4.0
 
 
 def cycles_for(segment: Segment, seconds: float) -> int:
-    """Cycles that take about `SEGMENT_S`, by those of a segment that took so many seconds.
+    """Return cycles that take about `SEGMENT_S`, by those of a segment that took so many seconds.
 
     At most four times as many: the blocks of ended jobs take no time.
     """
@@ -71,7 +71,7 @@ def cycles_for(segment: Segment, seconds: float) -> int:
 
 
 def places(plan: ExecutionPlan, slot: int) -> tuple[int, ...]:
-    """Device of every stage of the job in a slot."""
+    """Return device of every stage of the job in a slot."""
     found = {b.stage: b.device for b in plan.blocks if b.job == slot and b.kind == "F"}
     return tuple(found[stage] for stage in range(plan.n_stages))
 
@@ -83,7 +83,7 @@ def moved(
     titles: Sequence[str],
     placement: Callable[[int], tuple[int, ...]] | None = None,
 ) -> str:
-    """Why jobs cannot go on with another plan: they stay on their devices.
+    """Return why jobs cannot go on with another plan: they stay on their devices.
 
     On ranks `placement` has the devices of a job, where it was built.
     """
@@ -227,7 +227,7 @@ class RunPlan:
         return made
 
     def segment(self, change: Change) -> Segment:
-        """All remaining iterations of a plan and its jobs."""
+        """Return all remaining iterations of a plan and its jobs."""
         plan, runs = change.plan, [self.runs[job] for job in change.slots]
         known = [s.routes for s in self.segments[-1:] if s.plan is plan]
         first = [run.begin for run in runs]

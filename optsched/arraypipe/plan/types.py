@@ -118,7 +118,7 @@ class Copied(NamedTuple):
 
 
 def identify(schedule: Schedule) -> Labels:
-    """Blocks, number of stages, micro-batches and copies per job; refuses what is incomplete."""
+    """Return blocks, stages, micro-batches and copies per job; refuse what is incomplete."""
     s = schedule
     columns = (s.kind, s.job, s.stage, s.microbatch, s.iteration, s.offset)
     labels = zip(*(column.tolist() for column in columns), strict=True)
@@ -149,7 +149,7 @@ def identify(schedule: Schedule) -> Labels:
 
 
 def check_microbatches(blocks: tuple[Block, ...], sequences: Sequences) -> None:
-    """F, B and W of a (job, stage) ascend in the micro-batch: sums and statistics depend on it."""
+    """Check that F, B and W of a (job, stage) ascend in the micro-batch: sums depend on it."""
     position = {i: place for row in sequences for place, i in enumerate(row)}
     groups: dict[tuple[str, int, int, int], list[Block]] = {}
     for block in blocks:
@@ -166,7 +166,7 @@ def check_microbatches(blocks: tuple[Block, ...], sequences: Sequences) -> None:
 
 
 def check_together(together: Collection[int], blocks: tuple[Block, ...], n_jobs: int) -> None:
-    """Jobs that update all stages together exist and have update blocks."""
+    """Check that jobs that update all stages together exist and have update blocks."""
     kinds = {(block.job, block.kind) for block in blocks}
     what = "gradient clipping, loss scaling and schedulers that need a metric update all stages"
     for job in together:
@@ -223,7 +223,7 @@ def _count(what: str, seen: set[int], here: str = "") -> int:
 def _check_complete(
     work: list[Block], n_stages: int, microbatches: list[int], copies: list[int]
 ) -> None:
-    """Every job has the same kinds of blocks in all its stages, micro-batches and iterations."""
+    """Check that a job has the same blocks in all its stages, micro-batches and iterations."""
     seen: dict[tuple[str, int, int, int, int], Block] = {}
     for block in work:
         other = seen.setdefault(block[1:6], block)
@@ -247,7 +247,7 @@ def _check_complete(
 
 
 def _check_alike(work: list[Block], schedule: Schedule) -> None:
-    """A stage of a job has one device, and I blocks if and only if it has W blocks."""
+    """Check that a stage of a job has one device, and I blocks if and only if it has W blocks."""
     split = {(b.job, b.stage) for b in work if b.kind == "W"}
     first_of: dict[tuple[int, int], Block] = {}
     for block in work:
@@ -268,7 +268,7 @@ def _check_alike(work: list[Block], schedule: Schedule) -> None:
 
 
 def check_memory(schedule: Schedule, blocks: tuple[Block, ...], sequences: Sequences) -> None:
-    """Held memory and workspace of every device over one cycle of the steady state."""
+    """Check held memory and workspace of every device over one cycle of the steady state."""
     for (name, memory), sequence in zip(schedule.resources, sequences, strict=True):
         row = list(sequence)
         if not memory or not row:

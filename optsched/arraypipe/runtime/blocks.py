@@ -65,7 +65,7 @@ def norms_from(stage: JobStage, later: Norms) -> Norms:
 
 
 def total_norm(run: JobRun, norms: Norms) -> Tensor:
-    """Norm of all gradients as `torch.nn.utils.get_total_norm` has it on the unsplit model.
+    """Return norm of all gradients as `torch.nn.utils.get_total_norm` has it on the unsplit model.
 
     The norms come in the order of the stages; they are taken in that of the unsplit model.
     """
@@ -77,7 +77,7 @@ def total_norm(run: JobRun, norms: Norms) -> Tensor:
 
 
 def gradients_of(stage: JobStage) -> list[Tensor | None]:
-    """Gradients of the parameters as the optimizer will see them."""
+    """Return gradients of the parameters as the optimizer will see them."""
     rows = [parameter.grad for _, parameter in stage.parameters]
     if stage.masters is None:
         return rows
@@ -248,7 +248,7 @@ def trained_now(stage: JobStage) -> tuple[bool, ...]:
 
 
 def leaf(t: Tensor) -> Tensor:
-    """The tensor cut off its graph; it still needs a gradient if it did."""
+    """Return the tensor cut off its graph; it still needs a gradient if it did."""
     return t.detach().requires_grad_(t.requires_grad)
 
 
@@ -289,7 +289,7 @@ def _check_flags(stage: JobStage) -> None:
 
 
 def _tensors_of(x: Any, place: str) -> Tensors:
-    """A tensor or tuple of tensors as a tuple; `InputError` for anything else."""
+    """Return a tensor or tuple of tensors as a tuple; `InputError` for anything else."""
     row = x if isinstance(x, tuple) else (x,)
     for t in row:
         if not isinstance(t, Tensor):
@@ -396,7 +396,7 @@ def backward_input(
 
 
 def _joined(groups: Sequence[Branches], part: Branches) -> list[Branches]:
-    """The groups with one more, joined to those with which it has weights in common."""
+    """Return the groups with one more, joined to those with which it has weights in common."""
     apart = []
     for group in groups:
         if group.weights.keys() & part.weights.keys():

@@ -45,7 +45,7 @@ def page_locked_like(value: Tensor) -> Tensor:
 
 
 def staging(size: int, device: torch.device) -> Tensor:
-    """Bytes of the host for messages of a device."""
+    """Return bytes of the host for messages of a device."""
     found = torch.empty(size, dtype=torch.uint8)
     return page_locked_like(found) if on_gpu(device) else found
 
@@ -127,7 +127,7 @@ class BlockTimes:
 
 
 def recorded() -> torch.cuda.Event:
-    """The time at which the current stream arrives here."""
+    """Return the time at which the current stream arrives here."""
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event

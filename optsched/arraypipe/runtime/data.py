@@ -79,7 +79,7 @@ class Feed:
         self.iteration, self.factors = iteration, []
 
     def microbatch(self, number: int, device: torch.device) -> tuple[Inputs, Any]:
-        """Inputs, in memory that the model may change, and target of a micro-batch."""
+        """Return inputs, in memory that the model may change, and target of a micro-batch."""
         given = self.inputs[number]
         known = {id(t) for t in given.tensors()}  # of the batch, which the data may use again
         inputs = brought(cast(given, self.job.precision), device)  # after the cut, as alone
@@ -87,22 +87,22 @@ class Feed:
         return inputs, self.target(number, device)
 
     def target(self, number: int, device: torch.device) -> Any:
-        """What the loss of a micro-batch compares the output with."""
+        """Return what the loss of a micro-batch compares the output with."""
         return brought(target_of(self.parts[number]), device)
 
     def peek(self, device: torch.device) -> tuple[Inputs, Any]:
-        """Inputs and target of the first micro-batch."""
+        """Return inputs and target of the first micro-batch."""
         self.draw(self.iteration + 1)
         return self.microbatch(0, device)
 
 
 def target_of(part: Any) -> Any:
-    """What a loss function gets beside the output; of a dict the whole of it."""
+    """Return what a loss function gets beside the output; of a dict the whole of it."""
     return part if isinstance(part, dict) else part[1]
 
 
 def cut_batch(batch: Any, count: int, place: str = "data") -> tuple[list[Inputs], list[Any]]:
-    """Inputs of the micro-batches of a batch, and the micro-batches: dicts or pairs."""
+    """Return inputs of the micro-batches of a batch, and the micro-batches: dicts or pairs."""
     whole, entries = _formed(batch, place)
     parts = [whole]
     if count > 1:
@@ -156,7 +156,7 @@ def _formed(batch: Any, place: str) -> tuple[Any, bool]:
 
 
 def _inputs_of(part: Any, entries: bool) -> Inputs:
-    """Arguments of the model; `entries`: those of the input are several."""
+    """Return arguments of the model; `entries`: those of the input are several."""
     x = part if isinstance(part, dict) else part[0]
     if isinstance(x, dict):
         return Inputs((), x)
@@ -164,7 +164,7 @@ def _inputs_of(part: Any, entries: bool) -> Inputs:
 
 
 def _named(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Entries of a batch with their places."""
+    """Yield entries of a batch with their places."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _named(part, f"{name}[{key!r}]")
@@ -176,7 +176,7 @@ def _named(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def brought(value: Any, device: torch.device) -> Any:
-    """Tensors of an input or a target on a device."""
+    """Return tensors of an input or a target on a device."""
     return mapped(value, lambda t: uploaded(t, device) if on_gpu(device) else t.to(device))
 
 
@@ -224,7 +224,7 @@ class Shuffled:
     workers: Mapping[str, Any] = field(default_factory=dict)  # arguments of a DataLoader
 
     def __call__(self, job: Job, start: int) -> Iterator[Any]:
-        """The batches of a job from an iteration on, without end."""
+        """Yield the batches of a job from an iteration on, without end."""
         if len(self.dataset) < 1:
             raise InputError("data: the dataset is empty")
         order = _order(len(self.dataset), job.batch_size, job.seed if self.shuffle else None, start)
@@ -272,7 +272,7 @@ def _order(
 
 
 def as_tuples(batch: Any) -> Any:
-    """A batch with tuples for lists, which `default_collate` makes of tuples."""
+    """Return a batch with tuples for lists, which `default_collate` makes of tuples."""
     if not isinstance(batch, (list, tuple)):
         return batch
     return tuple(tuple(part) if isinstance(part, list) else part for part in batch)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def on_gpu(device: torch.device) -> bool:
-    """Whether what a device is given runs later, in streams."""
+    """Return whether what a device is given runs later, in streams."""
     return device.type == "cuda"
 
 

@@ -102,7 +102,7 @@ class Backend(ABC):
             self.times.read(AHEAD)
 
     def close(self) -> list[Record]:
-        """The records of the blocks that are remembered, all of them over."""
+        """Return the records of the blocks that are remembered, all of them over."""
         if self.times is not None:
             self.times.read()
         records = [Record(*row) for row in self.past.rows]
@@ -216,11 +216,11 @@ class FirstForward:
     """How the first forward of a job passes on; here all stages are in this process."""
 
     def is_local(self, stage: int) -> bool:
-        """Whether a stage is trained here."""
+        """Return whether a stage is trained here."""
         return True
 
     def receive(self, stage: int) -> Any:
-        """The output of a stage of another rank; None if it has failed."""
+        """Return the output of a stage of another rank; None if it has failed."""
 
     def send(self, stage: int, output: Any) -> None:
         """Send the output of a local stage to the next one, if that is on another rank."""
@@ -256,7 +256,7 @@ def rehearse(run: JobRun, worker: Worker, chain: FirstForward) -> None:
 
 
 def _rehearsed(run: JobRun, worker: Worker, stage: JobStage, x: Any) -> Any:
-    """The output of a stage on the first micro-batch, cut off its graph."""
+    """Return the output of a stage on the first micro-batch, cut off its graph."""
     assert run.feed is not None
     x = brought(x, stage.device)
     with in_place(stage):

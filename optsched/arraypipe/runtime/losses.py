@@ -47,7 +47,7 @@ def factors_of(
 
 
 def counts_of(loss: Loss | None, weight: Weight, model: nn.Module) -> Callable[[Any], float]:
-    """What the loss of a micro-batch is a mean over."""
+    """Return what the loss of a micro-batch is a mean over."""
     options = _options(loss)
     if weight == "sum" or (weight is None and options.get("reduction") == "sum"):
         return _one
@@ -82,7 +82,7 @@ def counts_of(loss: Loss | None, weight: Weight, model: nn.Module) -> Callable[[
 
 
 def samples_of(part: Any) -> int:
-    """Samples of a micro-batch."""
+    """Return samples of a micro-batch."""
     return next(t.shape[0] for t in tensors_in(part) if t.dim())
 
 
@@ -91,7 +91,7 @@ def _one(part: Any) -> float:
 
 
 def _options(loss: Any) -> dict[str, Any]:
-    """Options of a loss that decide what its mean is taken over."""
+    """Return options of a loss that decide what its mean is taken over."""
     found: dict[str, Any] = {}
     while isinstance(loss, partial):
         found, loss = {**loss.keywords, **found}, loss.func
@@ -124,7 +124,7 @@ class Criterion:
 
 
 def loss_in(output: Any) -> Tensor:
-    """The loss that a model has put into its output."""
+    """Return the loss that a model has put into its output."""
     found = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if found is None and isinstance(output, Tensor):
         found = output
@@ -168,7 +168,7 @@ def difference(
 def _summed(
     calls: Sequence[Callable[[], Tensor]], factors: Sequence[float], tensors: Sequence[Tensor]
 ) -> tuple[float, list[Tensor]]:
-    """Weighted sums of losses and of their gradients."""
+    """Return weighted sums of losses and of their gradients."""
     total, sums = 0.0, list(map(torch.zeros_like, tensors))
     for call, factor in zip(calls, factors, strict=True):
         if not factor:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def fresh_model(build_model: BuildModel, job: Job) -> nn.Module:
-    """The unsplit model of a job in its precision, with the weights that it starts from."""
+    """Return the unsplit model of a job in its precision, with the weights that it starts from."""
     return Builder(build_model).whole(job)
 
 
@@ -42,7 +42,7 @@ def fresh_stages(
     away: bool = False,
     loss: Loss | None = None,
 ) -> list[JobStage]:
-    """The stages of a model with everything that trains them."""
+    """Return the stages of a model with everything that trains them."""
     loss = loss_copy(loss, job)
     with_tensors = loss if isinstance(loss, nn.Module) else None
     stages = [
@@ -64,7 +64,7 @@ def fresh_stages(
 
 
 def loss_copy(loss: Loss | None, job: Job) -> Loss | None:
-    """The loss of one job: a copy of a module, in the precision of the job's weights."""
+    """Return the loss of one job: a copy of a module, in the precision of the job's weights."""
     if not isinstance(loss, nn.Module):
         return loss
     made = deepcopy(loss)
@@ -129,7 +129,7 @@ def _carry(stage: JobStage, device: torch.device) -> None:
 
 
 def waits_for_all(job: Job) -> bool:
-    """Whether the updates of a job wait for the gradients or the loss of all its stages."""
+    """Return whether the updates of a job wait for the gradients or the loss of all its stages."""
     if job.needs_norm:
         return True
     if job.scheduler is None:

@@ -72,7 +72,7 @@ AUTOCAST: Final = {"amp-bf16": torch.bfloat16, "amp-fp16": torch.float16}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Context of a forward in the precision of a job."""
+    """Return context of a forward in the precision of a job."""
     if precision not in AUTOCAST:
         return nullcontext()
     return torch.autocast(device.type, dtype=AUTOCAST[precision])
@@ -128,7 +128,7 @@ class JobStage(ModelStage):
     shared: list[tuple[nn.Module, str, str]] = field(default_factory=list)
 
     def weight(self, name: str) -> nn.Parameter:
-        """The parameter of this unsplit name in this stage, or the copy of a tied weight."""
+        """Return the parameter of this unsplit name in this stage, or the copy of a tied weight."""
         return dict([*self.parameters, *((copy.name, copy.parameter) for copy in self.tied)])[name]
 
     @cached_property
@@ -137,11 +137,11 @@ class JobStage(ModelStage):
         return [*dict.fromkeys(part for module in self.modules for part in module.modules())]
 
     def used(self) -> list[nn.Parameter]:
-        """All parameters of the stage, with copies of tied weights."""
+        """Return all parameters of the stage, with copies of tied weights."""
         return [*(p for _, p in self.parameters), *(entry.parameter for entry in self.tied)]
 
     def shared_tensors(self) -> list[Tensor]:
-        """Tensors that other jobs have, too."""
+        """Return tensors that other jobs have, too."""
         tables = [(part._parameters, part._buffers, name) for part, name, _ in self.shared]
         return [p[name] if name in p else b[name] for p, b, name in tables]  # type: ignore[misc]
 
@@ -212,11 +212,11 @@ class JobRun:
         return [("", self.model), *([("loss.", loss)] if isinstance(loss, nn.Module) else [])]
 
     def named_parameters(self) -> NamedParameters:
-        """Parameters of the unsplit model, and those of the loss behind them."""
+        """Return parameters of the unsplit model, and those of the loss behind them."""
         return [(key + name, p) for key, m in self.modules for name, p in m.named_parameters()]
 
     def named_buffers(self) -> dict[str, Tensor]:
-        """Buffers of the unsplit model, and those of the loss."""
+        """Return buffers of the unsplit model, and those of the loss."""
         return {key + name: b for key, m in self.modules for name, b in m.named_buffers()}
 
     def begin_at(self, iteration: int) -> None:
@@ -289,11 +289,11 @@ class JobRun:
             self.stop_after(iteration - 1 if flags & TOMBSTONE else iteration)
 
     def flags(self, iteration: int) -> int:
-        """Flags of a message of this iteration that has a payload."""
+        """Return flags of a message of this iteration that has a payload."""
         return STOP if iteration + 1 >= self.end and self.job.life.status == "stopped" else 0
 
     def final_flags(self) -> int:
-        """Flags of a message that has none."""
+        """Return flags of a message that has none."""
         return TOMBSTONE | (FAILED if self.job.life.status == "failed" else STOP)
 
     def drop_kept(self) -> None:

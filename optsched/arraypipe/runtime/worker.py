@@ -143,7 +143,7 @@ class Worker:
         self.memory.close()
 
     def criterion(self, run: JobRun, stage: JobStage, m: int, target: Any) -> Criterion | None:
-        """The loss of a micro-batch, on the last stage."""
+        """Return the loss of a micro-batch, on the last stage."""
         if not stage.last:
             return None
         feed = run.feed
@@ -213,7 +213,7 @@ class Worker:
     def _microbatch(
         self, run: JobRun, stage: JobStage, m: int, iteration: int
     ) -> tuple[Inputs, Any]:
-        """Inputs and target of a micro-batch; drawing the batch is no time of the block."""
+        """Return inputs and target of a micro-batch; drawing the batch is no time of the block."""
         if not (stage.last or stage.model.needs_inputs):
             return Inputs(), None
         assert run.feed is not None
@@ -332,7 +332,7 @@ def unbound(error: BaseException) -> BaseException:
 
 
 def reason(error: BaseException) -> str:
-    """Why a block failed, in words."""
+    """Return why a block failed, in words."""
     if isinstance(error, (OptschedError, NotFinite)):
         return str(error)
     return f"{type(error).__name__}: {error}"
