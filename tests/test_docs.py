@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import shlex
@@ -29,6 +30,11 @@ PRINTED = {
     f"clusters/{name}.md" for name in (
         "place-a-job", "import-topology", "import-state", "measure-bandwidths", "make-room",
         "decide-in-a-loop", "plan-starts", "run-service", "contention",
+    )
+} | {
+    f"training/{name}.md" for name in (
+        "batches", "cut-a-model", "lora", "profile", "pytorch-pipelining", "report", "siblings",
+        "stop-and-resume", "sweep", "why-it-cannot-hang",
     )
 }  # fmt: skip
 """Pages whose commands, and Python above a block of text, print what is shown."""
@@ -111,6 +117,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(ROOT / "instances", tmp_path / "instances")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("optsched.bench.run.missing_kernels", lambda tasks: [])
+    gc.freeze()  # training collects garbage: what is imported need not be looked at
     return tmp_path
 
 

@@ -21,8 +21,8 @@ PUBLIC = [
 """Modules whose names users import."""
 
 COMPLETE = {
-    "optsched", "optsched.formats.registry", "optsched.pipelines", "optsched.plots",
-    "optsched.solving.stop", "optsched.testing",
+    "optsched", "optsched.arraypipe", "optsched.formats.registry", "optsched.pipelines",
+    "optsched.plots", "optsched.solving.stop", "optsched.testing",
 }  # fmt: skip
 """Modules of the list above in which every function and class has an example."""
 
