@@ -21,8 +21,9 @@ PUBLIC = [
 """Modules whose names users import."""
 
 COMPLETE = {
-    "optsched", "optsched.arraypipe", "optsched.formats.registry", "optsched.pipelines",
-    "optsched.plots", "optsched.solving.stop", "optsched.testing",
+    "optsched", "optsched.arraypipe", "optsched.bandwidth", "optsched.formats.registry",
+    "optsched.pipelines", "optsched.plan", "optsched.plots", "optsched.service.client",
+    "optsched.solving.stop", "optsched.testing",
 }  # fmt: skip
 """Modules of the list above in which every function and class has an example."""
 

@@ -24,11 +24,11 @@ FLOORS = (
 
 MOST: dict[str, dict[str, int]] = {
     "lines": {
-        "analysis": 1000, "arraypipe": 13600, "bandwidth": 10100, "bench": 990, "cli": 3970,
+        "analysis": 1000, "arraypipe": 13600, "bandwidth": 10288, "bench": 990, "cli": 3970,
         "cluster": 10300, "elastic": 2900, "errors": 110, "formats": 3600, "io": 893,
         "kernels": 1575, "model": 3007, "optsched": 200, "optsched_solvers": 13400,
-        "pipelines": 1753, "plots": 1437, "problems": 4200, "service": 2900, "serving": 6450,
-        "solving": 1424, "plan": 2000, "testing": 1500, "version": 100,
+        "pipelines": 1753, "plots": 1437, "problems": 4200, "service": 2933, "serving": 6450,
+        "solving": 1424, "plan": 2213, "testing": 1500, "version": 100,
     },
     "files over 700 lines": {},
     "files of a folder over 24": {"optsched/cli": 25},

@@ -21,7 +21,20 @@ _Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class PlannedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A job array in a plan: its GPUs, its jobs in the schedule, its expected time."""
+    """A job array in a plan: its GPUs, its jobs in the schedule, its expected time.
+
+    Examples
+    --------
+    >>> import optsched
+    >>> from optsched import bandwidth, plan
+    >>> array = plan.ArrayRequest(problem=optsched.JobArray([[1, 1]] * 3, [[2, 2]] * 3))
+    >>> cluster = bandwidth.Cluster.uniform(bandwidth.HostType("h100", 8), 1)
+    >>> state = bandwidth.ClusterState.idle(cluster)
+    >>> snapshot = plan.ClusterSnapshot(state, [plan.PlanJob(name="a", gpus=2, array=array)])
+    >>> document = plan.order_arrays(plan.plan(snapshot))
+    >>> plan.planned_arrays(document)[0].gpus
+    [0, 1]
+    """
 
     name: str
     gpus: list[int]
@@ -47,7 +60,20 @@ class PlannedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def planned_arrays(document: Schedule) -> list[PlannedArray]:
-    """Return the arrays of a document of `order_arrays`; none of another plan."""
+    """Return the arrays of a document of `order_arrays`; none of another plan.
+
+    Examples
+    --------
+    >>> import optsched
+    >>> from optsched import bandwidth, plan
+    >>> array = plan.ArrayRequest(problem=optsched.JobArray([[1, 1]] * 3, [[2, 2]] * 3))
+    >>> cluster = bandwidth.Cluster.uniform(bandwidth.HostType("h100", 8), 1)
+    >>> state = bandwidth.ClusterState.idle(cluster)
+    >>> snapshot = plan.ClusterSnapshot(state, [plan.PlanJob(name="a", gpus=2, array=array)])
+    >>> document = plan.order_arrays(plan.plan(snapshot))
+    >>> [one.name for one in plan.planned_arrays(document)]
+    ['a']
+    """
     arrays = decode(document.provenance.get("arrays", []), list[PlannedArray], "provenance.arrays")
     for one in arrays:
         if not one.gpus or not all(0 <= gpu < document.n_resources for gpu in one.gpus):
@@ -56,7 +82,20 @@ def planned_arrays(document: Schedule) -> list[PlannedArray]:
 
 
 def schedule_of(document: Schedule, name: str) -> Schedule:
-    """Return the schedule of one array of a plan, with its GPUs as devices."""
+    """Return the schedule of one array of a plan, with its GPUs as devices.
+
+    Examples
+    --------
+    >>> import optsched
+    >>> from optsched import bandwidth, plan
+    >>> array = plan.ArrayRequest(problem=optsched.JobArray([[1, 1]] * 3, [[2, 2]] * 3))
+    >>> cluster = bandwidth.Cluster.uniform(bandwidth.HostType("h100", 8), 1)
+    >>> state = bandwidth.ClusterState.idle(cluster)
+    >>> snapshot = plan.ClusterSnapshot(state, [plan.PlanJob(name="a", gpus=2, array=array)])
+    >>> document = plan.order_arrays(plan.plan(snapshot))
+    >>> plan.schedule_of(document, "a").n_resources
+    2
+    """
     arrays = {one.name: one for one in planned_arrays(document)}
     if name not in arrays:
         known = ", ".join(arrays) or "none"

@@ -40,6 +40,14 @@ class ArrayRequest(
         Importance of a busy GPU, 0.001 to 1000, such as the uncertainty of its results.
     script
         ``FILE.py:FUNCTION`` that makes its trainer (`optsched arraypipe run`).
+
+    Examples
+    --------
+    >>> import optsched
+    >>> from optsched import plan
+    >>> request = plan.ArrayRequest(problem=optsched.JobArray([[1, 1]] * 3, [[2, 2]] * 3), weight=2)
+    >>> request.periods  # lower bounds in ns, by number of GPUs
+    {1: 18000, 2: 9000}
     """
 
     problem: Any

@@ -54,6 +54,18 @@ def order_arrays(
     ------
     Infeasible
         No order of an array was found in this time.
+
+    Examples
+    --------
+    >>> import optsched
+    >>> from optsched import bandwidth, plan
+    >>> array = plan.ArrayRequest(problem=optsched.JobArray([[1, 1]] * 3, [[2, 2]] * 3))
+    >>> cluster = bandwidth.Cluster.uniform(bandwidth.HostType("h100", 8), 1)
+    >>> state = bandwidth.ClusterState.idle(cluster)
+    >>> snapshot = plan.ClusterSnapshot(state, [plan.PlanJob(name="a", gpus=2, array=array)])
+    >>> document = plan.order_arrays(plan.plan(snapshot))
+    >>> optsched.verify(document)
+    []
     """
     number("time_limit", time_limit, what="seconds")
     former = {} if previous is None else {
@@ -108,7 +120,20 @@ def _named(document: Schedule, gpus: Sequence[int]) -> list[str]:
 
 
 def explain_arrays(document: Schedule, previous: Schedule | None = None) -> list[str]:
-    """Describe every array of a plan in a sentence, and what differs from a former plan."""
+    """Describe every array of a plan in a sentence, and what differs from a former plan.
+
+    Examples
+    --------
+    >>> import optsched
+    >>> from optsched import bandwidth, plan
+    >>> array = plan.ArrayRequest(problem=optsched.JobArray([[1, 1]] * 3, [[2, 2]] * 3))
+    >>> cluster = bandwidth.Cluster.uniform(bandwidth.HostType("h100", 8), 1)
+    >>> state = bandwidth.ClusterState.idle(cluster)
+    >>> snapshot = plan.ClusterSnapshot(state, [plan.PlanJob(name="a", gpus=2, array=array)])
+    >>> document = plan.order_arrays(plan.plan(snapshot))
+    >>> plan.explain_arrays(document)[0].partition(",")[0]
+    'a starts on n01/0'
+    """
     before = {} if previous is None else {
         one.name: shortened(_named(previous, one.gpus), 8)
         for one in planned_arrays(previous)

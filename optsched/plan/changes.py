@@ -25,7 +25,19 @@ _NOTABLE: Final = 0.1
 
 
 class Change(NamedTuple):
-    """One difference between a plan and the former one."""
+    """One difference between a plan and the former one.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Cluster, ClusterState, HostType
+    >>> from optsched import plan
+    >>> state = ClusterState.idle(Cluster.uniform(HostType("h100", 8), 2))
+    >>> jobs = [plan.PlanJob(name="a", gpus=8), plan.PlanJob(name="b", gpus=16, priority=1)]
+    >>> former = plan.plan(plan.ClusterSnapshot(state, jobs[:1]))
+    >>> again = plan.plan(plan.ClusterSnapshot(state, jobs), previous=former)
+    >>> again.changes[1].text
+    'a no longer starts: ahead of it b get the GPUs.'
+    """
 
     job: str
     """Name of a job; empty: of GPUs."""

@@ -25,6 +25,17 @@ class MovePlan:
 
     `status` is ``"optimal"`` if it is proved that no plan is cheaper (or, of `defragment`, frees
     more domains), else ``"feasible"``.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Cluster, ClusterState, HostType
+    >>> from optsched import plan
+    >>> state = ClusterState.idle(Cluster.uniform(HostType("h100", 8), 2))
+    >>> state = state.take("n01:0-3", "a").take("n02:0-3", "b")
+    >>> jobs = [plan.PlanJob(name="a", gpus=4, move=5), plan.PlanJob(name="c", gpus=8, pod=8)]
+    >>> best = plan.clear(plan.ClusterSnapshot(state, jobs), "c")
+    >>> best.cost, best.status, dict(best.move)
+    (5, 'optimal', {'a': (12, 13, 14, 15)})
     """
 
     snapshot: ClusterSnapshot
@@ -128,6 +139,17 @@ def alternatives(
     """Find the k cheapest plans of which none contains the changes of a cheaper one.
 
     Arguments are those of `clear`; `time_limit` is for each plan. There may be fewer than k.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Cluster, ClusterState, HostType
+    >>> from optsched import plan
+    >>> state = ClusterState.idle(Cluster.uniform(HostType("h100", 8), 2))
+    >>> state = state.take("n01:0-3", "a").take("n02:0-3", "b")
+    >>> jobs = [plan.PlanJob(name="a", gpus=4, move=5), plan.PlanJob(name="b", gpus=4, evict=9),
+    ...         plan.PlanJob(name="c", gpus=8, level="host")]
+    >>> [one.cost for one in plan.alternatives(plan.ClusterSnapshot(state, jobs), "c", 3)]
+    [5, 9]
     """
     from optsched_solvers.moves.search import cheapest
 
@@ -180,6 +202,16 @@ def defragment(
         ``"host"``, or the level of the domains to free; GPUs that are down do not matter.
     model, time_limit
         As in `clear`.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Cluster, ClusterState, HostType
+    >>> from optsched import plan
+    >>> state = ClusterState.idle(Cluster.uniform(HostType("h100", 8), 2))
+    >>> state = state.take("n01:0-3", "a").take("n02:0-3", "b")
+    >>> snapshot = plan.ClusterSnapshot(state, [plan.PlanJob(name="a", gpus=4, move=5)])
+    >>> plan.defragment(snapshot, 10).free
+    ('n01',)
     """
     from optsched_solvers.moves.search import most_free
 

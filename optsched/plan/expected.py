@@ -33,7 +33,14 @@ LISTS, MOST_LATER = 10, 1_000
 
 
 class PastJobs(NamedTuple):
-    """What past jobs say about durations, and about the jobs that arrive from now on."""
+    """What past jobs say about durations, and about the jobs that arrive from now on.
+
+    Examples
+    --------
+    >>> from optsched.plan import PastJobs
+    >>> PastJobs(factors=[0.5, 1.0, 2.0], arrivals=[]).factors
+    [0.5, 1.0, 2.0]
+    """
 
     factors: list[float]
     """Durations over their mean."""
@@ -46,6 +53,17 @@ def past_jobs(trace: Workload, snapshot: ClusterSnapshot) -> PastJobs:
 
     Later jobs have the most frequent priority of the waiting jobs, and the mean duration of the
     trace as their expectation.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Cluster, ClusterState, HostType
+    >>> from optsched import cluster, plan
+    >>> state = ClusterState.idle(Cluster.uniform(HostType("h100", 8), 2))
+    >>> jobs = [cluster.Job(name=f"{k}", sizes=(8,), work=10**9) for k in range(4)]
+    >>> trace = cluster.Workload.of(jobs, time_unit="s")
+    >>> past = plan.past_jobs(trace, plan.ClusterSnapshot(state))
+    >>> past.factors, len(past.arrivals)
+    ([1.0, 1.0, 1.0, 1.0], 10)
     """
     if trace.time_unit != "s":
         raise InputError(f"history: expected jobs with times in s, got {trace!r:.80}")

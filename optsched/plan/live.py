@@ -65,6 +65,15 @@ def from_slurm(
     one node stay together. Jobs can be neither evicted nor moved until costs are given.
 
     The JSON may be parsed already; `now` is the time of the output, seconds since 1970.
+
+    Examples
+    --------
+    >>> from optsched import bandwidth, plan
+    >>> nodes = "NodeName=n01 Gres=gpu:8 GresUsed=gpu:0 State=IDLE CfgTRES=gres/gpu=8"
+    >>> job = {"job_id": 2, "job_state": ["PENDING"], "tres_req_str": "gres/gpu=4"}
+    >>> cluster = bandwidth.synthetic.cluster("nvswitch", 1)
+    >>> plan.from_slurm(cluster, nodes, {"jobs": [job]}, now=1000).waiting[0].gpus
+    4
     """
     integer("now", now)
     tree = parse(jobs_json, "squeue") if isinstance(jobs_json, str) else jobs_json
@@ -104,6 +113,20 @@ def from_kubernetes(
 
     Pods without a node are waiting; those of one job or other controller form one request, each
     pod on one host. Namespaces are the groups. Durations are unknown: one hour each.
+
+    Examples
+    --------
+    >>> from optsched import bandwidth, plan
+    >>> gpus = {"nvidia.com/gpu": "8"}
+    >>> spec = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "2"}}}]}
+    >>> pods = [{"kind": "Pod", "metadata": {"name": "p", "namespace": team}, "spec": spec}
+    ...         for team in ("a", "b")]
+    >>> node = {"kind": "Node", "metadata": {"name": "n01"},
+    ...         "status": {"capacity": gpus, "allocatable": gpus,
+    ...                    "conditions": [{"type": "Ready", "status": "True"}]}}
+    >>> cluster = bandwidth.synthetic.cluster("nvswitch", 1)
+    >>> [job.name for job in plan.from_kubernetes(cluster, {"items": [node, *pods]}).waiting]
+    ['a/p', 'b/p']
     """
     tree = parse(objects, "kubectl") if isinstance(objects, str) else objects
     state = ClusterState.from_kubernetes(cluster, tree)
@@ -131,6 +154,15 @@ def from_run(run: Run, time: int, cluster: Cluster | None = None) -> ClusterSnap
     its restart. Elastic jobs without GPUs request their smallest size. Local ids of GPUs are
     assigned from the lowest. A `cluster` has the names of the nodes as hosts; without one there
     are no levels.
+
+    Examples
+    --------
+    >>> from optsched import cluster, plan
+    >>> queue = [cluster.Job(name=name, sizes=(8,), work=8 * 10**8) for name in ("a", "b")]
+    >>> jobs = cluster.Workload.of(queue, time_unit="s")
+    >>> snapshot = plan.from_run(cluster.simulate(jobs, "fifo", cluster.Nodes(1, gpus=8)), 50)
+    >>> [job.name for job in snapshot.waiting]
+    ['b']
     """
     workload, nodes = run.workload, run.nodes
     if workload.time_unit != "s":

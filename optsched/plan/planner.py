@@ -32,7 +32,17 @@ _CHOICE_TIME: Final = 2.0
 
 
 class Verdict(NamedTuple):
-    """The answer to one waiting request."""
+    """The answer to one waiting request.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Cluster, ClusterState, HostType
+    >>> from optsched import plan
+    >>> state = ClusterState.idle(Cluster.uniform(HostType("h100", 8), 2))
+    >>> found = plan.plan(plan.ClusterSnapshot(state, [plan.PlanJob(name="a", gpus=20)]))
+    >>> found.verdicts[0].why, found.verdicts[0].text
+    ('never', 'needs 20 GPUs, the cluster has 16')
+    """
 
     job: PlanJob
     gpus: tuple[int, ...] = ()

@@ -70,6 +70,12 @@ class PlanJob(
         Cost of stopping it, or of stopping and restarting it on other GPUs; None: not allowed.
     array
         Of a job array: its jobs. While it is waiting, `gpus` is the most that it gets.
+
+    Examples
+    --------
+    >>> from optsched import plan
+    >>> plan.PlanJob(name="a", gpus=16, pod=8, level="rack", evict=400).priority
+    50
     """
 
     name: str
@@ -130,6 +136,15 @@ class ClusterSnapshot:
     ------
     InputError
         An invalid field, with its job.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Cluster, ClusterState, HostType
+    >>> from optsched import plan
+    >>> state = ClusterState.idle(Cluster.uniform(HostType("h100", 8), 2))
+    >>> jobs = [plan.PlanJob(name="a", gpus=4, priority=20), plan.PlanJob(name="b", gpus=8)]
+    >>> [job.name for job in plan.ClusterSnapshot(state, jobs, quotas={"team": 8}).waiting]
+    ['a', 'b']
     """
 
     state: ClusterState

@@ -27,7 +27,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Answers to all waiting requests, in the order of the queue."""
+    """Answers to all waiting requests, in the order of the queue.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Cluster, ClusterState, HostType
+    >>> from optsched import plan
+    >>> state = ClusterState.idle(Cluster.uniform(HostType("h100", 8), 2))
+    >>> jobs = [plan.PlanJob(name="a", gpus=12), plan.PlanJob(name="b", gpus=8, submit=1)]
+    >>> found = plan.plan(plan.ClusterSnapshot(state, jobs), sigma=0)
+    >>> [*found.starts], found.gap
+    (['a'], 0.0)
+    >>> found.explain()[1]
+    'b: ahead of it a get the GPUs. Expected start in 3,600 s (80 %: 3,600 to 3,600 s).'
+    """
 
     snapshot: ClusterSnapshot
     verdicts: tuple[Verdict, ...]
@@ -145,6 +158,16 @@ def plan(
     ------
     InputError
         An invalid argument, or a model of another cluster.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Cluster, ClusterState, HostType
+    >>> from optsched import plan
+    >>> state = ClusterState.idle(Cluster.uniform(HostType("h100", 8), 2))
+    >>> jobs = [plan.PlanJob(name="a", gpus=12), plan.PlanJob(name="b", gpus=8, submit=1)]
+    >>> found = plan.plan(plan.ClusterSnapshot(state, jobs), sigma=0)
+    >>> [(one.job.name, one.why) for one in found.verdicts]
+    [('a', ''), ('b', 'order')]
     """
     if not isinstance(snapshot, ClusterSnapshot):
         raise InputError(f"snapshot: expected a ClusterSnapshot, got {snapshot!r:.60}")

@@ -32,11 +32,29 @@ _AGAIN: Final = (502, 503, 504)
 
 
 class Unavailable(OptschedError):
-    """The service does not answer, or has too many requests."""
+    """The service does not answer, or has too many requests.
+
+    Examples
+    --------
+    >>> from optsched.service.client import Client, Unavailable
+    >>> try:
+    ...     Client("http://127.0.0.1:9", retries=0).read("main")
+    ... except Unavailable:
+    ...     print("no service")
+    no service
+    """
 
 
 class Refused(InputError):
-    """A request that the service refuses; `field`, `value` and `status` say which part and how."""
+    """A request that the service refuses; `field`, `value` and `status` say which part and how.
+
+    Examples
+    --------
+    >>> from optsched.service.client import Refused
+    >>> error = Refused("gpus: expected an integer in 1..2^31, got 0", "gpus", 0)
+    >>> error.field, error.value, error.status
+    ('gpus', 0, 400)
+    """
 
     def __init__(self, message: str, field: str = "", value: Any = None, status: int = 400) -> None:
         super().__init__(message)
@@ -44,7 +62,14 @@ class Refused(InputError):
 
 
 class Started(NamedTuple):
-    """GPUs of a job, such as ``"n01:0-3 n02"``, and their bandwidth in GB/s."""
+    """GPUs of a job, such as ``"n01:0-3 n02"``, and their bandwidth in GB/s.
+
+    Examples
+    --------
+    >>> from optsched.service.client import Started
+    >>> Started("n01:0-3", 360.0).gpus
+    'n01:0-3'
+    """
 
     gpus: str
     bandwidth: float | None = None
@@ -55,6 +80,14 @@ class Client:
 
     Requests are sent again, `retries` times, if the connection is lost or the service is busy; a
     repeated change has the same id, so it is applied once.
+
+    Examples
+    --------
+    >>> from optsched.service.client import Client
+    >>> with Client("http://127.0.0.1:8765", timeout=10) as client:  # doctest: +SKIP
+    ...     client.take("main", {"name": "a", "gpus": 8, "level": "host"}, id="a-1")
+    Started(gpus='n01:0-7', bandwidth=463.9)
+    >>> Client(retries=2).close()
     """
 
     def __init__(

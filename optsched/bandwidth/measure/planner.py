@@ -124,6 +124,13 @@ def plan_measurements(model: BottleneckBandwidth, budget: int) -> Plan:
     Each run across hosts is chosen after those before it, at most `budget`; all numbers of GPUs
     weigh the same. Added are one run for every class of alike subsets of a host that has neither
     table nor run, and three across every level without a factor.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import BottleneckBandwidth, plan_measurements, synthetic
+    >>> found = plan_measurements(BottleneckBandwidth(synthetic.cluster("nvswitch", 2)), budget=1)
+    >>> len(found.patterns), found.script().splitlines()[0]
+    (1, '#!/usr/bin/env bash')
     """
     integer("budget", budget, 0, CANDIDATES)
     if not isinstance(model, BottleneckBandwidth):

@@ -40,6 +40,13 @@ class BottleneckBandwidth(CountModel):
     host types; see `optsched.bandwidth.models.fallback` for a type that has none. Factors of levels
     are those of the cluster, or fitted to three or more runs of known GPUs across the level.
     The attribute `cluster` is then a copy that has them.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import BottleneckBandwidth, Measurement, synthetic
+    >>> model = BottleneckBandwidth(synthetic.cluster("nvswitch", 2))
+    >>> model.update([Measurement((2, 1), 90_000_000)]).of([0, 1, 8])
+    90000000
     """
 
     def __init__(self, cluster: Cluster, table: MeasurementTable | None = None) -> None:
@@ -51,11 +58,11 @@ class BottleneckBandwidth(CountModel):
     # learning
 
     def fit(self, table: MeasurementTable) -> BottleneckBandwidth:
-        """A new model of these measurements alone; their order makes no difference."""
+        """Return a new model of these measurements alone, in any order."""
         return BottleneckBandwidth(self.given, table)
 
     def update(self, measurements: Iterable[Measurement]) -> BottleneckBandwidth:
-        """A new model of these measurements too; `MixedMeasurements` for another collective."""
+        """Return a new model with these measurements added; refuse another collective."""
         more = self.table.with_rows(measurements)
         if not len(more):
             return self
@@ -63,13 +70,13 @@ class BottleneckBandwidth(CountModel):
 
     @cached_property
     def observations(self) -> Observations:
-        """Limits of the network that were measured, and those known from below."""
+        """Return measured limits of the network, and lower bounds."""
         return observations(self.cluster, self.table)
 
     # predictions
 
     def network(self, patterns: IntArray, which: Which = "value") -> IntArray:
-        """Limit of the network, or an end of its 95 % interval."""
+        """Return the limit of the network, or an end of its 95 % interval."""
         given = np.asarray(patterns, np.int64)
         limit = unlimited(given)
         several = np.flatnonzero(~alone(given))
@@ -82,34 +89,34 @@ class BottleneckBandwidth(CountModel):
         return limit
 
     def line_rates(self) -> Floats | None:
-        """What GPUs of a host bring to the network, while no limit of it has been measured."""
+        """Return rates of hosts into the network; None once a limit of it is measured."""
         known, least = self.observations
         return None if known or least else host_rates(self.cluster)
 
     def intra_of(self, kind: int, which: Which = "value") -> IntArray:
-        """The table of the type; without one, fallbacks and what was measured on single hosts."""
+        """Return the table of the type, or one from links and runs on single hosts."""
         return intra_estimate(self.cluster, kind, self.table, which)
 
     @cached_property
     def predicted_types(self) -> tuple[str, ...]:
-        """Host types with fallbacks instead of measured intra bandwidths."""
+        """List host types without a table of measured bandwidths."""
         return tuple(kind.name for kind in self.cluster.types if kind.intra is None)
 
     @cached_property
     def assumed(self) -> tuple[str, ...]:
-        """What is assumed of links and network cards, where neither they nor runs are known."""
+        """List assumptions about links and network cards that are unknown."""
         measured = measured_types(self.cluster, self.table)
         across = any(len(row.pattern) > 1 for row in self.table)
         return tuple(assumptions(self.cluster, measured, across=across))
 
     def is_measured(self, patterns: IntArray) -> npt.NDArray[np.bool_]:
-        """Which patterns are known exactly, or of a single host; shape (n,)."""
+        """Return which patterns are measured, or of a single host; shape (n,)."""
         known = self.observations.known
         rows = [tuple(c for c in row if c) for row in np.asarray(patterns).tolist()]
         return np.array([len(row) < 2 or row in known for row in rows], np.bool_)
 
     def informative(self, rows: IntArray, weight: Floats, count: int) -> list[int]:
-        """Patterns to measure next; see `GaussianProcess.informative`."""
+        """Choose patterns to measure next; see `GaussianProcess.informative`."""
         return self._process.informative(*inputs(self.cluster, rows), weight, count)
 
     @property

@@ -25,7 +25,18 @@ TRAFFIC: Final = ("given", "idle", "moderate", "heavy")
 
 
 class Share(NamedTuple):
-    """What a choice gets, and why; kB/s."""
+    """What a choice gets, and why; kB/s.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import BottleneckBandwidth, ClusterState, Dispatcher, synthetic
+    >>> cluster = synthetic.cluster("nvswitch", 2)
+    >>> state = ClusterState.idle(cluster).take("n01:0-3 n02:0-3", "a")
+    >>> fast = Dispatcher(cluster, BottleneckBandwidth(cluster))
+    >>> share = fast.what_if(state, "n01:4-6 n02:4-6").share
+    >>> share.jobs, share.value < share.standalone
+    (('a',), True)
+    """
 
     value: int
     """B(S, traffic)."""

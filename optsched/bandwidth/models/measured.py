@@ -27,6 +27,13 @@ class MeasuredBandwidth(CountModel):
     unmeasured: `predict` raises `UnmeasuredPattern`, and searches leave them out.
     Of several measurements of a pattern the first counts; those beside other traffic are left out:
     the bandwidth is only known to be no less.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import MeasuredBandwidth, Measurement, MeasurementTable, synthetic
+    >>> table = MeasurementTable((Measurement((2, 1), 90_000_000),))
+    >>> MeasuredBandwidth(synthetic.cluster("nvswitch", 2), table).of([0, 1, 8])
+    90000000
     """
 
     def __init__(self, cluster: Cluster, table: MeasurementTable) -> None:
@@ -35,13 +42,13 @@ class MeasuredBandwidth(CountModel):
 
     @cached_property
     def known(self) -> dict[tuple[int, ...], int]:
-        """kB/s by pattern."""
+        """Return kB/s by pattern."""
         rows = (row for row in self.table if not row.censored)
         found = by_pattern(without_factor(self.cluster, row) for row in rows)
         return {pattern: values[0] for pattern, values in found.items()}
 
     def network(self, patterns: IntArray, which: Which = "value") -> IntArray:
-        """The table; `UNMEASURED` or, as interval, 0 and the largest value of the table."""
+        """Look up patterns: `UNMEASURED`, or as interval 0 and the largest value of the table."""
         missing = {"value": UNMEASURED, "low": 0, "high": max(self.known.values(), default=0)}
         rows = [tuple(c for c in row if c) for row in patterns.tolist()]
         values = np.array([self.known.get(row, missing[which]) for row in rows], np.int64)
@@ -49,7 +56,7 @@ class MeasuredBandwidth(CountModel):
         return values
 
     def update(self, measurements: Iterable[Measurement]) -> MeasuredBandwidth:
-        """A model with these measurements behind its own."""
+        """Return a model with these measurements after its own."""
         more = self.table.joined(self.table.with_rows(measurements))
         return MeasuredBandwidth(self.cluster, more)
 

@@ -36,12 +36,29 @@ _BYTES = re.compile(r"[1-9]\d{0,15}")
 
 
 class MixedMeasurements(InputError):
-    """Two collectives or two payloads in one table; they rank sets of GPUs differently."""
+    """Two collectives or two payloads in one table; they rank sets of GPUs differently.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import MeasurementTable, MixedMeasurements
+    >>> try:
+    ...     MeasurementTable((), payload=1 << 20).joined(MeasurementTable((), payload=1 << 30))
+    ... except MixedMeasurements:
+    ...     print("two payloads")
+    two payloads
+    """
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run: bus bandwidth in kB/s of a pattern, and its GPUs, if they are known."""
+    """One run: bus bandwidth in kB/s of a pattern, and its GPUs, if they are known.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Measurement
+    >>> Measurement((2, 4), 300_000_000).pattern
+    (4, 2)
+    """
 
     pattern: tuple[int, ...]
     """GPUs a host, falling, without zeros."""
@@ -67,6 +84,14 @@ class MeasurementTable:
     """Measurements of one collective and payload, in the order in which they were made.
 
     Iterates over its rows.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Measurement, MeasurementTable
+    >>> table = MeasurementTable((Measurement((4, 2), 300_000_000),), payload=1 << 30)
+    >>> print(table.to_csv(), end="")
+    op,payload_bytes,hosts,pattern,gpus,busbw_GBps
+    all_reduce,1073741824,2,4+2,,300
     """
 
     rows: tuple[Measurement, ...]
@@ -94,13 +119,13 @@ class MeasurementTable:
         return iter(self.rows)
 
     def with_rows(self, rows: Iterable[Measurement]) -> MeasurementTable:
-        """Measurements as a table; if they are none yet, of this collective and payload."""
+        """Return measurements as a table; a list gets this collective and payload."""
         if isinstance(rows, MeasurementTable):
             return rows
         return MeasurementTable(tuple(rows), self.op, self.payload, self.mixed)
 
     def joined(self, other: MeasurementTable, *, mixed: bool = False) -> MeasurementTable:
-        """Both, these first; `MixedMeasurements` if they differ and `mixed` is false."""
+        """Append another table; refuse another collective or payload unless `mixed`."""
         same = self.payload == other.payload and self.op == other.op
         if not same and not mixed:
             raise MixedMeasurements(
@@ -169,7 +194,7 @@ class MeasurementTable:
         write_atomic(path, self.to_csv())
 
     def to_csv(self) -> str:
-        """The CSV, readable by `parse`; optional columns only where a row needs them."""
+        """Return the CSV that `parse` reads; optional columns only where a row needs them."""
         censored = any(row.censored for row in self.rows)
         rows: list[list[object]] = []
         for i, row in enumerate(self.rows):

@@ -30,7 +30,18 @@ OPERATIONS: Final = (
 
 
 class UnmeasuredPattern(InputError):
-    """A table has no value for this pattern of counts; ``.pattern`` is it."""
+    """A table has no value for this pattern of counts; ``.pattern`` is it.
+
+    Examples
+    --------
+    >>> from optsched import bandwidth
+    >>> cluster, table = bandwidth.synthetic.cluster("nvswitch", 2), bandwidth.MeasurementTable(())
+    >>> try:
+    ...     bandwidth.MeasuredBandwidth(cluster, table).of([0, 1, 8])
+    ... except bandwidth.UnmeasuredPattern as error:
+    ...     print(error.pattern)
+    2+1
+    """
 
     def __init__(self, pattern: str, what: str) -> None:
         super().__init__(f"pattern {pattern} is not measured ({what})")
@@ -41,6 +52,19 @@ class BandwidthModel(ABC):
     """Standalone bandwidth B(S) of every set S of GPUs, in kB/s; 0 for less than two GPUs.
 
     Models are values: learning returns a new one.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from optsched.bandwidth import BandwidthModel, synthetic
+    >>> class Constant(BandwidthModel):
+    ...     def __init__(self, cluster):
+    ...         self.cluster = cluster
+    ...
+    ...     def predict(self, selection):
+    ...         return np.where(self.checked(selection).sum(axis=1) > 1, 10**6, 0)
+    >>> Constant(synthetic.cluster("nvswitch", 2)).of([0, 1])
+    1000000
     """
 
     cluster: Cluster
@@ -55,7 +79,7 @@ class BandwidthModel(ABC):
 
     @abstractmethod
     def predict(self, selection: Selection) -> IntArray:
-        """B(S) of every row.
+        """Predict B(S) of every row.
 
         Parameters
         ----------
@@ -69,7 +93,7 @@ class BandwidthModel(ABC):
         """
 
     def known_values(self, selection: Selection) -> IntArray:
-        """B(S) of every row, `UNMEASURED` where nothing is known."""
+        """Predict B(S) of every row, `UNMEASURED` where nothing is known."""
         try:
             return self.predict(selection)
         except UnmeasuredPattern:
@@ -78,37 +102,37 @@ class BandwidthModel(ABC):
             return np.concatenate([self.known_values(row[None]) for row in selection])
 
     def interval(self, selection: Selection) -> tuple[IntArray, IntArray]:
-        """Lower and upper end of what B(S) may be; both are `predict` where nothing is in doubt."""
+        """Return lower and upper ends of B(S); both are `predict` where nothing is uncertain."""
         known = self.predict(selection)
         return known, known
 
     def tables(self, which: Which = "value") -> CountTables | None:
-        """Tables by counts that give the same numbers, or None if the model has none."""
+        """Return tables by counts with the same numbers, or None if the model has none."""
         return None
 
     def update(self, measurements: Iterable[Any]) -> BandwidthModel:
-        """A new model that has seen these measurements too."""
+        """Return a new model with these measurements added."""
         raise NotImplementedError(f"{type(self).__name__} does not learn")
 
     @cached_property
     def assumed(self) -> tuple[str, ...]:
-        """What is assumed where nothing is known, a sentence each; answers repeat it."""
+        """List what is assumed where nothing is known, a sentence each; answers repeat it."""
         return ()
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of what the model says, 64 hexadecimal digits; here of its tables."""
+        """Return a hash of all predictions, 64 hexadecimal digits; here of its tables."""
         tables = self.tables()
         text = f"{type(self).__name__} {self.cluster.sha256} {self.op} {self.payload}".encode()
         numbers = b"" if tables is None else tables.sha256.encode()
         return hashlib.sha256(text + numbers).hexdigest()
 
     def of(self, gpus: Iterable[int]) -> int:
-        """B(S) of one set, by global numbers."""
+        """Predict B(S) of one set of global numbers."""
         return self.of_sets([self.cluster.gpus(gpus)])[0]
 
     def of_sets(self, sets: Sequence[tuple[int, ...]]) -> list[int]:
-        """B(S) of several sets of global numbers; `UnmeasuredPattern` where nothing is known."""
+        """Predict B(S) of several sets of global numbers, or raise `UnmeasuredPattern`."""
         rows = np.zeros((len(sets), self.cluster.n_gpus), np.bool_)
         for row, gpus in zip(rows, sets, strict=True):
             row[list(gpus)] = True
@@ -116,7 +140,7 @@ class BandwidthModel(ABC):
         return found
 
     def checked(self, selection: Selection) -> Selection:
-        """The selection, if it is one."""
+        """Check shape and type of a selection and return it."""
         given = np.asarray(selection)
         if given.dtype != np.bool_ or given.ndim != 2 or given.shape[1] != self.cluster.n_gpus:
             raise InputError(
@@ -131,25 +155,39 @@ class CountModel(BandwidthModel):
 
     Subclasses give `network`, and `intra_of` if bandwidths within a host limit; what uplinks and
     factors of the cluster's levels leave is computed here.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from optsched.bandwidth import ClusterState, CountModel, Dispatcher, synthetic
+    >>> class PerHost(CountModel):
+    ...     def __init__(self, cluster):
+    ...         self.cluster = cluster
+    ...
+    ...     def network(self, patterns, which="value"):
+    ...         return 10**8 // np.maximum(1, (patterns > 0).sum(axis=1))
+    >>> cluster = synthetic.cluster("nvswitch", 2)
+    >>> Dispatcher(cluster, PerHost(cluster)).choose(ClusterState.idle(cluster), 2)
+    ((0, 1), 100000000)
     """
 
     @abstractmethod
     def network(self, patterns: IntArray, which: Which = "value") -> IntArray:
-        """Limit of the network for falling counts, shape (n, m) with zeros behind.
+        """Return the limit of the network for falling counts, shape (n, m), padded with zeros.
 
         `NO_LIMIT` where there is none (usually on a single host), `UNMEASURED` where unknown.
         """
 
     def intra_of(self, kind: int, which: Which = "value") -> IntArray | None:
-        """Bandwidths within a host of a type, as `IntraTable.values` has them; None: no limit."""
+        """Return bandwidths within a host of a type, as `IntraTable.values`; None: no limit."""
         return None
 
     def line_rates(self) -> npt.NDArray[np.float64] | None:
-        """`prior.host_rates` if `network` is `prior.line_rate`, rounded; else None."""
+        """Return `prior.host_rates` if `network` is `prior.line_rate`, rounded; else None."""
         return None
 
     def predict(self, selection: Selection) -> IntArray:
-        """B(S) of every row; see `BandwidthModel.predict`."""
+        """Predict B(S) of every row; see `BandwidthModel.predict`."""
         value, patterns = self._values(selection, "value")
         if (value == UNMEASURED).any():
             row = int(np.argmax(value == UNMEASURED))
@@ -158,11 +196,11 @@ class CountModel(BandwidthModel):
         return value
 
     def known_values(self, selection: Selection) -> IntArray:
-        """B(S) of every row; see `BandwidthModel.known_values`."""
+        """Predict B(S) of every row; see `BandwidthModel.known_values`."""
         return self._values(selection, "value")[0]
 
     def interval(self, selection: Selection) -> tuple[IntArray, IntArray]:
-        """Ends of what B(S) may be."""
+        """Return lower and upper ends of B(S)."""
         return self._values(selection, "low")[0], self._values(selection, "high")[0]
 
     def _values(self, selection: Selection, which: Which) -> tuple[IntArray, IntArray]:
@@ -210,7 +248,7 @@ class CountModel(BandwidthModel):
         return n_patterns(cluster.n_hosts, int(cluster.sizes.max())) <= MOST_STATES
 
     def tables(self, which: Which = "value") -> CountTables | None:
-        """Tables by counts; None for clusters with more than 400,000 patterns."""
+        """Return tables by counts; None for clusters with more than 400,000 patterns."""
         if not self.has_tables:
             return None
         if which not in self._tables:

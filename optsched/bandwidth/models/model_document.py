@@ -50,12 +50,36 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, 
 
 
 def read_model(path: str | os.PathLike[str], cluster: Cluster | None = None) -> BandwidthModel:
-    """Read a model of any kind from a file; see `from_tree`."""
+    """Read a model of any kind from a file; see `from_tree`.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from optsched.bandwidth import BottleneckBandwidth, read_model, synthetic, write_model
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "model.json"
+    ...     write_model(BottleneckBandwidth(synthetic.cluster("nvswitch", 2)), path)
+    ...     read_model(path)
+    <BottleneckBandwidth of <Cluster '': 2 hosts, 16 GPUs>, 0 patterns measured>
+    """
     return read_document(path, from_tree, cluster)
 
 
 def write_model(model: BandwidthModel, path: str | os.PathLike[str]) -> None:
-    """Write a model's document, all of it or nothing; `InputError` if it has none."""
+    """Write a model's document, all of it or nothing; `InputError` if it has none.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from optsched.bandwidth import BottleneckBandwidth, synthetic, write_model
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "model.json"
+    ...     write_model(BottleneckBandwidth(synthetic.cluster("nvswitch", 2)), path)
+    ...     "optsched.bandwidth/1" in path.read_text()
+    True
+    """
     write_atomic(path, to_json(model))
 
 

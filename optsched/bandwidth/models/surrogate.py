@@ -56,6 +56,14 @@ class HierarchicalTransformer(BandwidthModel):
 
     Instances are values: made by `fit`, never changed; more measurements are a new fit. They can be
     pickled.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import HierarchicalTransformer, synthetic
+    >>> cluster = synthetic.cluster("nvswitch", 2)
+    >>> model = HierarchicalTransformer.fit(
+    ...     cluster, synthetic.network(cluster), epochs=1
+    ... )  # doctest: +SKIP
     """
 
     intra_monotone = False
@@ -117,7 +125,7 @@ class HierarchicalTransformer(BandwidthModel):
         return cls(cluster, scaling, weights, table)
 
     def predict(self, selection: Selection) -> IntArray:
-        """B(S) of every row; see `BandwidthModel.predict`.
+        """Predict B(S) of every row; see `BandwidthModel.predict`.
 
         Across hosts the output of the network, rounded to kB/s; equal sets of tokens are predicted
         once. Other processors and versions of torch may differ in the last of seven digits.

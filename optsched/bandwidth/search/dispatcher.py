@@ -44,7 +44,7 @@ PACKING: Final = 0.2
 
 
 class Dispatcher:
-    """Chooses GPUs beside running jobs, in microseconds to milliseconds, with a bound.
+    """Choices of GPUs next to running jobs, in microseconds to milliseconds, with a bound.
 
     On up to some 100 GPUs (where the model has tables) it answers as `GpuPlacement` with the solver
     `counts` does, ties broken; on larger clusters, by `LargeSearch`. It may be called from several
@@ -63,6 +63,17 @@ class Dispatcher:
     ------
     InputError
         The model is of another cluster, or is none that can be searched by counts.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import BottleneckBandwidth, ClusterState, Dispatcher, synthetic
+    >>> cluster = synthetic.cluster("nvswitch", 2)
+    >>> state = ClusterState.idle(cluster).take("n01:0-3", "a")
+    >>> fast = Dispatcher(cluster, BottleneckBandwidth(cluster))
+    >>> cluster.written(fast.choose(state, 8)[0])
+    'n02:0-7'
+    >>> [*fast.scores(state, 4)]
+    ['n01', 'n02']
     """
 
     def __init__(
@@ -99,7 +110,7 @@ class Dispatcher:
     def choose(
         self, state: ClusterState, k: int, deadline: float | None = None
     ) -> tuple[tuple[int, ...], int]:
-        """The GPUs, ascending, and their bandwidth in kB/s beside the running jobs.
+        """Choose GPUs; return them, ascending, and their bandwidth next to the jobs in kB/s.
 
         Parameters
         ----------
@@ -122,7 +133,7 @@ class Dispatcher:
         return self.answer(state, k, deadline)[:2]
 
     def answer(self, state: ClusterState, k: int, deadline: float | None = None) -> Answer:
-        """The same with the bandwidth that the GPUs would have alone, and the proven bound."""
+        """Choose GPUs; return also their bandwidth without other jobs and the proven bound."""
         k, until = self._checked(state, k, deadline)
         found = self._with_assumptions(self._first(state, k, until)[0])
         self._alone[found.gpus] = found.standalone  # a job may start on them
@@ -131,7 +142,7 @@ class Dispatcher:
     def best(
         self, state: ClusterState, k: int, n: int, deadline: float | None = None
     ) -> list[Answer]:
-        """The n best choices that differ in the numbers of GPUs on hosts, the best first.
+        """Return the n best choices that differ in numbers of GPUs on hosts, the best first.
 
         As good as `answer`: exact where that is. Behind a choice the counts that are left are
         searched in parts: fewer GPUs on its first host, else as many there and fewer on the second,
@@ -170,12 +181,12 @@ class Dispatcher:
     def gang(
         self, state: ClusterState, requests: Mapping[str, int], deadline: float | None = None
     ) -> dict[str, Answer]:
-        """Answers by name of several requests that start together; see `choose_gang`."""
+        """Choose GPUs for several requests that start together, by name; see `choose_gang`."""
         self._check(state)
         return choose_gang(self, state, requests, deadline)
 
     def explain(self, state: ClusterState, k: int, deadline: float | None = None) -> str:
-        """Why a request gets its GPUs, one fact a line: limits, levels, the rule that decided."""
+        """Explain a choice, one fact a line: limits, levels, the rule that decided."""
         from optsched.bandwidth.placement.explain import explained
         from optsched.bandwidth.placement.problem import DispatchChoice, GpuPlacement
 
@@ -196,7 +207,7 @@ class Dispatcher:
         deadline: float | None = None,
         packing: float = PACKING,
     ) -> dict[str, int]:
-        """Machine to score, 0 to 100, for a scheduler that filters and scores hosts.
+        """Score machines, 0 to 100, for a scheduler that filters and scores hosts.
 
         ``100 * b * (1 - packing * (1 - p))``, rounded down: b is the bandwidth of the best choice
         with at least one GPU of the host, as a share of the best of all; p is the share of its GPUs
@@ -293,7 +304,7 @@ class Dispatcher:
     def what_if(
         self, state: ClusterState, gpus: Iterable[int] | str, deadline: float | None = None
     ) -> WhatIf:
-        """What free GPUs of one's own choice would get, and what running jobs would lose.
+        """Compare given free GPUs with the best choice; list what running jobs would lose.
 
         Parameters
         ----------
@@ -429,7 +440,7 @@ class Dispatcher:
         return partial(Dispatcher, **options), (self.cluster, self.model)  # type: ignore[arg-type]
 
     def demands(self, state: ClusterState) -> list[int]:
-        """As `demands`; what running jobs reach alone is computed once a job."""
+        """Return demands of the running jobs; what a job reaches alone is computed once."""
         if len(self._alone) > _REMEMBERED:
             self._alone = {}
         alone = self._alone

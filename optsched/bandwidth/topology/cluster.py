@@ -66,6 +66,12 @@ class HostType:
     ------
     InputError
         A field of a wrong type or size.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import HostType
+    >>> HostType("NVIDIA-H100-80GB-HBM3", 8, nics=8, nic_rate=50.0).links[0][:2]
+    ('X', 'NV18')
     """
 
     name: str
@@ -109,7 +115,7 @@ class HostType:
 
     @property
     def nic_kilobytes(self) -> int:
-        """Rate of one network card in kB/s; 50 GB/s if it is unknown."""
+        """Return the rate of one network card in kB/s; 50 GB/s if it is unknown."""
         return kilobytes("nic_rate", 50.0 if self.nic_rate is None else self.nic_rate)
 
 
@@ -129,6 +135,12 @@ class Host:
         Names of the trays of a clique (GB200 NVL72), each with `HostType.tray` of the GPUs, in
         order. Bandwidths are those of one host; schedulers address the machines. Empty: the host
         is one machine of its name.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Host
+    >>> Host("n01", "h100", ("block1", "rack3")).domains
+    ('block1', 'rack3')
     """
 
     name: str
@@ -168,6 +180,16 @@ class Cluster:
         Two hosts or machines of one name, an unknown type, other domains than levels, more than
         100,000 hosts, machines that are not the trays of the type, or a factor or uplink of no
         level or out of range.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Cluster, Host, HostType
+    >>> hosts = (Host("n01", "h100", ("rack1",)), Host("n02", "h100", ("rack2",)))
+    >>> cluster = Cluster(hosts, (HostType("h100", 8, nic_rate=50.0),), ("rack",))
+    >>> cluster.parse("n01:6,7 n02:0")
+    (6, 7, 8)
+    >>> cluster.written([6, 7, 8])
+    'n01:6,7 n02:0'
     """
 
     hosts: tuple[Host, ...]
@@ -261,30 +283,30 @@ class Cluster:
 
     @property
     def n_hosts(self) -> int:
-        """Number of hosts."""
+        """Count hosts."""
         return len(self.hosts)
 
     @cached_property
     def n_gpus(self) -> int:
-        """Number of GPUs."""
+        """Count GPUs."""
         return int(self.first[-1])
 
     @cached_property
     def type_of(self) -> tuple[int, ...]:
-        """For every host the position of its type in `types`."""
+        """Return for every host the position of its type in `types`."""
         at = {kind.name: t for t, kind in enumerate(self.types)}
         return tuple(at[host.type] for host in self.hosts)
 
     @cached_property
     def sizes(self) -> IntArray:
-        """GPUs of every host."""
+        """Return the number of GPUs of every host."""
         sizes = np.array([self.types[t].gpus for t in self.type_of], np.int64)
         sizes.flags.writeable = False
         return sizes
 
     @cached_property
     def first(self) -> IntArray:
-        """Host h has the GPUs ``first[h] .. first[h + 1] - 1``."""
+        """Return the first GPU of every host: h has ``first[h] .. first[h + 1] - 1``."""
         first = np.zeros(self.n_hosts + 1, np.int64)
         np.cumsum(self.sizes, out=first[1:])
         first.flags.writeable = False
@@ -292,35 +314,35 @@ class Cluster:
 
     @cached_property
     def host_of(self) -> IntArray:
-        """Host of every GPU."""
+        """Return the host of every GPU."""
         of = np.repeat(np.arange(self.n_hosts), self.sizes)
         of.flags.writeable = False
         return of
 
     @cached_property
     def places(self) -> tuple[list[int], list[int], list[bool]]:
-        """Host of every GPU, first GPU of every host, and whether a host has at most 16: lists."""
+        """Return lists: host of every GPU, first GPU of every host, at most 16 GPUs or not."""
         small = (self.sizes <= MOST_BY_SUBSET).tolist()
         return self.host_of.tolist(), self.first.tolist(), small
 
     @cached_property
     def resources(self) -> tuple[Resource, ...]:
-        """The GPUs as resources of schedules, ``host/local id``."""
+        """Return the GPUs as resources of schedules, ``host/local id``."""
         return tuple(Resource(self.gpu_name(gpu)) for gpu in range(self.n_gpus))
 
     def type(self, host: int) -> HostType:
-        """Type of a host."""
+        """Return the type of a host."""
         return self.types[self.type_of[host]]
 
     def level(self, name: str) -> int:
-        """Position of a level; ``host`` is the one below all others."""
+        """Return the position of a level; ``host`` is below all others."""
         known = (*self.levels, "host")
         if name not in known:
             raise InputError(f"level: expected one of {', '.join(known)}, got {name!r:.60}")
         return known.index(name)
 
     def domains(self, level: int) -> dict[str, tuple[int, ...]]:
-        """Hosts by domain, in order of the first host; `level` as from `Cluster.level`.
+        """Return hosts by domain, in order of the first host; `level` is from `Cluster.level`.
 
         A name that occurs in several parents follows those above it: ``b1/rack-1``.
         """
@@ -334,7 +356,7 @@ class Cluster:
         return {short[path]: tuple(hosts) for path, hosts in found.items()}
 
     def machine_rows(self) -> dict[str, list[str]]:
-        """Names of machines by domain of the lowest level; without levels one row."""
+        """Return names of machines by domain of the lowest level; without levels one row."""
         at = len(self.levels) - 1
         rows = self.domains(at) if self.levels else {"": tuple(range(self.n_hosts))}
         return {
@@ -343,12 +365,12 @@ class Cluster:
         }
 
     def machines_of(self, host: int) -> tuple[str, ...]:
-        """Names of the machines of a host."""
+        """Return the names of the machines of a host."""
         return self.hosts[host].machines or (self.hosts[host].name,)
 
     @cached_property
     def fabrics(self) -> tuple[tuple[int, ...], ...]:
-        """Hosts that a network joins: those of each domain of the top level.
+        """Return groups of hosts that a network joins: those of each domain of the top level.
 
         All hosts are one fabric without levels, if a factor is given for the whole cluster, or if
         the top level's name is that of a part of a fabric (rack, row, block, pod, ...): then the
@@ -361,7 +383,7 @@ class Cluster:
 
     @cached_property
     def network_levels(self) -> Levels:
-        """Domains, factors and uplinks as arrays, the lowest level first."""
+        """Return domains, factors and uplinks as arrays, the lowest level first."""
         domain = np.zeros((len(self.levels) + 1, self.n_hosts), np.int64)
         groups = [self.domains(i).values() for i in range(len(self.levels) - 1, -1, -1)]
         for row, hosts_of in zip(domain, [*groups, self.fabrics], strict=True):
@@ -377,7 +399,7 @@ class Cluster:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of all that matters for bandwidths and policies, 64 hexadecimal digits."""
+        """Return a hash of all that matters for bandwidths and policies, 64 hexadecimal digits."""
         limits = sorted(self.factors.items()), sorted(self.uplinks.items()), self.rails
         text = repr((self.hosts, self.levels, limits, [
             (t.name, t.gpus, t.links, t.numa, t.nics, t.nic_rate and t.nic_kilobytes, t.tray,
@@ -399,7 +421,7 @@ class Cluster:
     # names of GPUs
 
     def host_index(self, name: str, place: str = "host") -> int:
-        """Position of a host."""
+        """Return the position of a host."""
         found = self._by_name.get(name)
         if found is None and name in self._machines:
             host = self.hosts[self._machines[name][0]].name
@@ -410,12 +432,12 @@ class Cluster:
         return found
 
     def gpu_name(self, gpu: int) -> str:
-        """``machine/local id`` of a GPU."""
+        """Return ``machine/local id`` of a GPU."""
         ((name, (local,)),) = self.by_machine((int(gpu),)).items()
         return f"{name}/{local}"
 
     def by_machine(self, gpus: Iterable[int]) -> dict[str, list[int]]:
-        """Local ids of GPUs by machine, in the given order."""
+        """Return local ids of GPUs by machine, in the given order."""
         found: dict[str, list[int]] = {}
         host_of, first, _ = self.places
         for gpu in gpus:
@@ -428,7 +450,7 @@ class Cluster:
         return found
 
     def machine(self, name: str, place: str = "host") -> range:
-        """Global numbers of the GPUs of a machine, or of a host; `InputError` if there is none."""
+        """Return global numbers of the GPUs of a machine or host; `InputError` if unknown."""
         if name not in self._machines:
             h = self.host_index(name, place)
             return range(int(self.first[h]), int(self.first[h + 1]))
@@ -437,12 +459,12 @@ class Cluster:
         return range(first + tray * size, first + (tray + 1) * size)
 
     def counts(self, gpus: Iterable[int]) -> IntArray:
-        """How many of some GPUs every host has, shape (hosts,)."""
+        """Count GPUs by host, shape (hosts,)."""
         hosts = self.host_of[np.array([*gpus], np.int64)]
         return np.bincount(hosts, minlength=self.n_hosts).astype(np.int64)
 
     def parse(self, text: str, place: str = "gpus") -> tuple[int, ...]:
-        """Read GPUs such as ``"n01:0-5 n02:6,7 n03"``; global numbers, ascending.
+        """Parse GPUs such as ``"n01:0-5 n02:6,7 n03"`` to global numbers, ascending.
 
         Parameters
         ----------
@@ -468,7 +490,7 @@ class Cluster:
         return self.gpus(found, place)
 
     def gpus(self, given: Iterable[int], place: str = "gpus") -> tuple[int, ...]:
-        """Global numbers, ascending and distinct."""
+        """Check global numbers and return them ascending."""
         try:
             found = sorted(integer(place, i, 0, self.n_gpus - 1) for i in given)
         except TypeError:
@@ -479,7 +501,7 @@ class Cluster:
         return tuple(found)
 
     def written(self, gpus: Iterable[int]) -> str:
-        """The inverse of `parse`, by machine: ``"n01:0-5 n02:6,7"``."""
+        """Format GPUs by machine, the inverse of `parse`: ``"n01:0-5 n02:6,7"``."""
         return " ".join(
             f"{name}:{id_ranges(ids)}" for name, ids in self.by_machine(sorted(gpus)).items()
         )
@@ -543,7 +565,7 @@ class Cluster:
     def uniform(
         cls, kind: HostType, hosts: int | Sequence[str], *, name: str = "", prefix: str = "n"
     ) -> Cluster:
-        """Hosts of one type, without levels: so many, or with these names."""
+        """Make a cluster of hosts of one type, by number or names, without levels."""
         if not isinstance(kind, HostType):
             raise InputError(f"kind: expected a HostType, got {kind!r:.60}")
         if not isinstance(hosts, (list, tuple)):

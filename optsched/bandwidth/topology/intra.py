@@ -36,6 +36,12 @@ class IntraTable:
     ------
     InputError
         Another length, or a value out of range.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import IntraTable
+    >>> IntraTable.from_rates(4, {"2": 200.0, "3": 150.0, "4": 300.0}).of(0b0111)
+    150000000
     """
 
     __slots__ = ("__dict__", "gpus", "values")
@@ -103,7 +109,7 @@ class IntraTable:
 
     @cached_property
     def by_count(self) -> IntArray:
-        """Best value of every number of GPUs, shape (gpus + 1,)."""
+        """Return the best value of every number of GPUs, shape (gpus + 1,)."""
         if not self.by_subset:
             return self.values
         best = np.zeros(self.gpus + 1, np.int64)
@@ -111,7 +117,7 @@ class IntraTable:
         return best
 
     def of(self, mask: int) -> int:
-        """Value of a subset, bit i is GPU i; 0 for less than two GPUs."""
+        """Return the value of a subset, bit i is GPU i; 0 for less than two GPUs."""
         return int(self.values[mask if self.by_subset else mask.bit_count()])
 
     def __eq__(self, other: object) -> bool:

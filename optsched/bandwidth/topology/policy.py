@@ -71,6 +71,13 @@ class Policy:
     ------
     InputError
         A field of a wrong type, or two that contradict each other.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import ClusterState, Policy, synthetic
+    >>> state = ClusterState.idle(synthetic.cluster("nvswitch", 2))
+    >>> Policy(required="host", exclude=("n01:0",)).fault(state, [7, 8])
+    'required: hosts n01, n02 are used, not one'
     """
 
     required: str | None = None
@@ -119,11 +126,11 @@ class Policy:
 
     @property
     def most_difference(self) -> int:
-        """Between the counts of hosts that are used."""
+        """Return the largest difference between counts of hosts that are used."""
         return {"free": ANY, "even": 1, "exact": 0}[self.balance]
 
     def check(self, cluster: Cluster) -> None:
-        """Raise an `InputError` for a level, host or part of a host that the cluster has not."""
+        """Raise an `InputError` for a level, host or part of a host that the cluster lacks."""
         for key in ("required", "preferred", "apart_level"):
             name = getattr(self, key)
             if name is not None:
@@ -138,7 +145,7 @@ class Policy:
     def tiers(
         self, state: ClusterState, k: int, bounds: Bounds | None = None
     ) -> Iterator[Bounds | None]:
-        """Bounds to try in turn: from the fewest domains of the preferred level that may have room.
+        """Yield bounds to try in turn, from the fewest domains of the preferred level.
 
         Without a preference the only ones are those given.
         """
@@ -156,20 +163,20 @@ class Policy:
             yield limits._replace(domains=domains)
 
     def domains(self, cluster: Cluster, gpus: Iterable[int]) -> int:
-        """Number of domains of the preferred level that GPUs use; 0 without a preference."""
+        """Count domains of the preferred level that GPUs use; 0 without a preference."""
         if self.preferred is None:
             return 0
         level, hosts = cluster.level(self.preferred), np.unique(cluster.host_of[list(gpus)])
         return len({_domain(cluster, level, h) for h in hosts.tolist()})
 
     def level(self, cluster: Cluster) -> int | None:
-        """The level of which one domain holds all GPUs: `required`, else that of `fabrics`."""
+        """Return the level whose domain must hold all GPUs: `required`, else that of `fabrics`."""
         if self.required is not None:
             return cluster.level(self.required)
         return 0 if len(cluster.fabrics) > 1 else None
 
     def bounds(self, cluster: Cluster, others: Bounds | None = None) -> Bounds:
-        """What `include` and `max_per_host` say of every host, beside other bounds."""
+        """Return bounds by `include` and `max_per_host`, within other bounds."""
         least, most, _ = Bounds.free(cluster.n_hosts)
         least[[cluster.host_index(name) for name in self.include or ()]] = 1
         most[:] = self.max_per_host or ANY
@@ -179,7 +186,7 @@ class Policy:
         return Bounds(least, most)
 
     def usable(self, state: ClusterState) -> ClusterState:
-        """The state in which only GPUs are free that `exclude` and `apart` leave."""
+        """Return the state without free GPUs that `exclude` and `apart` forbid."""
         if not self.exclude and not self.apart:
             return state
         return state.without(self._barred(state))
@@ -197,7 +204,7 @@ class Policy:
         return gpus
 
     def fault(self, state: ClusterState, gpus: Iterable[int]) -> str:
-        """The first rule that GPUs break, in one sentence, or ``""``; see `broken_by`."""
+        """Return the first rule that GPUs break, in one sentence, or ``""``; see `broken_by`."""
         cluster, chosen = state.cluster, sorted(gpus)
         counts = {h: n for h, n in enumerate(cluster.counts(chosen).tolist()) if n}
         broken = self.broken_by(cluster, counts)
@@ -214,7 +221,7 @@ class Policy:
         return ""
 
     def broken_by(self, cluster: Cluster, counts: Mapping[int, int]) -> str:
-        """The first rule on counts that a choice breaks, in one sentence, or ``""``.
+        """Return the first rule on counts that a choice breaks, in one sentence, or ``""``.
 
         Parameters
         ----------

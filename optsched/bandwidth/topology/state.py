@@ -30,6 +30,12 @@ class Job:
     """A running job: its GPUs by global number, and the bandwidth in kB/s of its demand.
 
     ``demand=None`` means as much as it can get: what its GPUs reach alone.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import Job
+    >>> Job("a", (0, 1, 8), demand=50_000_000).gpus
+    (0, 1, 8)
     """
 
     name: str
@@ -57,6 +63,15 @@ class ClusterState:
     ------
     InputError
         A GPU in two of them, or in none; a wrong number, name or demand.
+
+    Examples
+    --------
+    >>> from optsched.bandwidth import ClusterState, synthetic
+    >>> state = ClusterState.idle(synthetic.cluster("nvswitch", 2)).take("n01:0-3", "a").fail("n02")
+    >>> state.written(state.free)
+    'n01:4-7'
+    >>> len(state.give("a").repair("n02:0").free)
+    9
     """
 
     cluster: Cluster
@@ -131,17 +146,17 @@ class ClusterState:
 
     @classmethod
     def idle(cls, cluster: Cluster) -> ClusterState:
-        """Everything free."""
+        """Make the state with all GPUs free."""
         return cls(cluster, tuple(range(cluster.n_gpus)))
 
     @classmethod
     def with_free(cls, cluster: Cluster, free: Iterable[int]) -> ClusterState:
-        """These GPUs free, all others down: a state without traffic."""
+        """Make a state with these GPUs free and all others down."""
         up = set(cluster.gpus(free, "free"))
         return cls(cluster, tuple(up), down=tuple(set(range(cluster.n_gpus)) - up))
 
     def written(self, gpus: Iterable[int]) -> str:
-        """GPUs by machine: local ids (see `Cluster.parse`), or their number where ids are unknown.
+        """Format GPUs by machine: local ids, or their number where ids are unknown.
 
         ``"n01:0-3 n02:x2"``: two of n02, whichever. All of a machine have known ids.
         """
@@ -152,13 +167,13 @@ class ClusterState:
         return " ".join(parts)
 
     def gpu_name(self, gpu: int) -> str:
-        """``machine/local id`` of a GPU, the machine alone where ids are unknown."""
+        """Return ``machine/local id`` of a GPU, the machine alone where ids are unknown."""
         name = self.cluster.gpu_name(gpu)
         machine = name.partition("/")[0]
         return machine if machine in self.unknown else name
 
     def free_machines(self, host: int) -> tuple[str, ...]:
-        """Names of the machines of a host that have free GPUs."""
+        """Return names of the machines of a host that have free GPUs."""
         names = self.cluster.machines_of(host)
         if len(names) > 1:
             first, end = (
@@ -171,17 +186,17 @@ class ClusterState:
 
     @cached_property
     def masks(self) -> IntArray:
-        """Free GPUs a host: bit i is local GPU i; of hosts beyond 16 GPUs only their number."""
+        """Return free GPUs by host: bit i is local GPU i; above 16 GPUs only their number."""
         return frozen(_by_host(self.cluster, self.free))
 
     @cached_property
     def room(self) -> IntArray:
-        """Number of free GPUs a host."""
+        """Count free GPUs by host."""
         return frozen(self.cluster.counts(self.free))
 
     @cached_property
     def held(self) -> IntArray:
-        """GPUs that job j has on host h, shape (jobs, hosts)."""
+        """Count GPUs of job j on host h, shape (jobs, hosts)."""
         held = np.zeros((len(self.jobs), self.cluster.n_hosts), np.int64)
         for j, job in enumerate(self.jobs):
             for h, count in host_counts(self.cluster, job.gpus)[0].items():
@@ -191,11 +206,11 @@ class ClusterState:
     # changes
 
     def job(self, name: str) -> Job:
-        """The running job of a name; `InputError` if there is none."""
+        """Return the running job of a name; `InputError` if there is none."""
         return self.jobs[self._position(name)]
 
     def jobs_on(self, gpus: Iterable[int] | str) -> tuple[str, ...]:
-        """Names of the jobs that hold any of these GPUs (numbers, or ``"n02"``)."""
+        """Return names of the jobs that hold any of these GPUs (numbers, or ``"n02"``)."""
         found = set(self._ids(gpus))
         return tuple(job.name for job in self.jobs if not found.isdisjoint(job.gpus))
 
@@ -257,16 +272,16 @@ class ClusterState:
         return self._changed(freed=back, down=left) if back else self
 
     def with_jobs(self, jobs: Iterable[Job]) -> ClusterState:
-        """The same free GPUs with other jobs (nothing is checked)."""
+        """Replace the jobs and keep the free GPUs (nothing is checked)."""
         return self._changed(0, len(self.jobs), tuple(jobs))
 
     def without(self, gpus: Iterable[int]) -> ClusterState:
-        """The same without these free GPUs (nothing is checked)."""
+        """Remove free GPUs (nothing is checked)."""
         barred = tuple(set(self.free).intersection(gpus))
         return self._changed(taken=barred) if barred else self
 
     def free_ids(self, gpus: Iterable[int] | str) -> tuple[int, ...]:
-        """Free GPUs by number, ascending; `InputError` if one is not free."""
+        """Return free GPUs by number, ascending; `InputError` if one is not free."""
         found, free = self._ids(gpus), set(self.free)
         if not free.issuperset(found):
             busy = next(gpu for gpu in found if gpu not in free)
