@@ -66,7 +66,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the source states; "not available" if we do not have it."""
     unit: str = ""
     command: str = ""
-    """Parts between "; " run one after the other; {data} and {peers} stand for the folders."""
+    """Parts between "&&" run one after the other; {data} and {peers} stand for the folders."""
     read: str = ""
     pick: str = "last"
     accept: tuple[float, float] = (0.0, 0.0)
@@ -170,7 +170,7 @@ def output(command: str, folders: dict[str, Path | None]) -> tuple[str, int]:
     """Run a command in the root of the checkout; return what it prints and its exit code."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "solvers"), os.environ.get("PYTHONPATH", "")])
     text = ""
-    for part in command.format(commit=state_of_the_checkout(), **folders).split("; "):
+    for part in command.format(commit=state_of_the_checkout(), **folders).split(" && "):
         words = shlex.split(part)
         known = {"python": [], "pytest": ["-m", "pytest"],
                  "optsched": ["-c", "from optsched.cli import main; main()"]}  # fmt: skip

@@ -102,7 +102,7 @@ def cell(template: str, row: str, metrics: dict[str, str]) -> str:
 
 def origin(run: dict[str, str]) -> str:
     """Return commands, date, commit and machine of a run as a block."""
-    commands = [f"$ {command}" for command in run["command"].split("; ")]
+    commands = [f"$ {command}" for command in run["command"].split(" && ")]
     stamp = f"# {run['date']}, commit {run['commit']}: {run['machine']}"
     return "\n".join(["```text", *commands, stamp, "```"])
 
