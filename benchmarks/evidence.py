@@ -8,11 +8,12 @@ that finds it in the output of the command (two groups: their ratio; of several 
 or the one that `pick` names). Inside `accept` the verdict is "reproduced", or "under these
 assumptions" if the claim has some, outside "refuted"; a claim without a command is not tried.
 
-Results go to `benchmarks/results/evidence.csv`, row by row: a claim that has a row of this commit
-(with `--keep`: of any) is not run again, and a command that several claims share runs once. Its
-output stays in `out/evidence/`. DIR of `--data` has the folders arraypipe, bandpilot, jssp, traces
-of published data, DIR of `--peers` the environments of other libraries; claims that need a folder
-which is not given are left out. The exit code is 1 if a command fails or prints no number.
+Results go to `benchmarks/results/evidence.csv`, row by row, and to the tables that `claims.toml`
+lists as figures; `python -m benchmarks.pages` then writes the pages. A claim that has a row of this
+commit (with `--keep`: of any) is not run again, and a command that several claims share runs once.
+Its output stays in `out/evidence/`. DIR of `--data` has the folders arraypipe, bandpilot, jssp,
+traces of published data, DIR of `--peers` the environments of other libraries; claims that need a
+folder which is not given are left out. The exit code is 1 if a command fails or prints no number.
 """
 
 from __future__ import annotations
@@ -79,6 +80,21 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """About how long the command takes on two cores."""
 
 
+class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Rows of a table of results that the output of a claim's command holds."""
+
+    claim: str
+    of: str
+    """File and benchmark: gpus/large."""
+    line: str
+    """Regular expression with named groups, a match a row."""
+    row: str
+    metrics: dict[str, str]
+    """Metric and value; these and `row` name groups of the line in braces."""
+    names: dict[str, str] = {}
+    """What stands in the table instead of the text of a group."""
+
+
 def main(given: Sequence[str] | None = None) -> int:
     """List claims, or run and record them."""
     parser = argparse.ArgumentParser(
@@ -117,12 +133,29 @@ def claims(path: Path = CLAIMS) -> list[Claim]:
     return found
 
 
+def tables(path: Path = CLAIMS) -> list[Figures]:
+    """Return what outputs of commands fill in."""
+    return msgspec.convert(tomllib.loads(path.read_text()).get("figures", []), list[Figures])
+
+
 def newest(path: Path = EVIDENCE) -> dict[str, dict[str, str]]:
     """Return the recorded row of every claim."""
-    if not path.exists():
-        return {}
-    with path.open(newline="", encoding="utf-8") as lines:
-        return {row["claim"]: row for row in csv.DictReader(lines)}
+    return {row["claim"]: row for row in lines(path)} if path.exists() else {}
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file by column."""
+    with path.open(newline="", encoding="utf-8") as text:
+        return list(csv.DictReader(text))
+
+
+def write_lines(rows: Sequence[dict[str, str]], path: Path) -> None:
+    """Replace a CSV file, whole or not at all."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    write_atomic(path, text.getvalue())
 
 
 def run(
@@ -151,6 +184,9 @@ def run(
         seconds = time.perf_counter() - begin
         outputs.mkdir(parents=True, exist_ok=True)
         (outputs / f"{of[0].name}.txt").write_text(text)
+        for figures in tables():
+            if not code and path == EVIDENCE and figures.claim in {claim.name for claim in of}:
+                record(figures, text, command, commit)
         for claim in of:
             number = None if code else read(claim, text)
             if number is None:
@@ -160,10 +196,41 @@ def run(
                 failed = 1
                 continue
             rows = newest(path) | {claim.name: row(claim, number, seconds, commit)}
-            write(rows, path)
+            write_lines([rows[name] for name in sorted(rows)], path)
             print(f"{claim.name}: {rows[claim.name]['number']} {claim.unit}, "
                   f"{rows[claim.name]['verdict']}", flush=True)  # fmt: skip
     return failed
+
+
+def record(
+    figures: Figures, text: str, command: str, commit: str, folder: Path = EVIDENCE.parent
+) -> bool:
+    """Replace the figures of a benchmark, all of them or none, and the date of its run."""
+    file, _, benchmark = figures.of.partition("/")
+    rows, runs = (lines(folder / f"{name}.csv") for name in (file, "runs"))
+    found = {}
+    for match in re.finditer(figures.line, text, re.MULTILINE):
+        groups = {key: figures.names.get(value, value) for key, value in match.groupdict().items()}
+        for metric, value in figures.metrics.items():
+            key = figures.row.format(**groups), metric.format(**groups)
+            found[key] = f"{float(value.format(**groups)):.6g}"
+    own = [row for row in rows if row["benchmark"] == benchmark]
+    if missing := [row for row in own if (row["row"], row["metric"]) not in found]:
+        print(f"{figures.of}: not recorded, the output has no {missing[0]['row']}, "
+              f"{missing[0]['metric']}")  # fmt: skip
+        return False
+    for row in own:
+        row["value"] = found[row["row"], row["metric"]]
+    stamp = {
+        "command": command.format(data="DATA", peers="PEERS", commit="COMMIT"), "commit": commit,
+        "date": datetime.now(UTC).date().isoformat(),
+        "machine": f"{hardware()}, Python {platform.python_version()}",
+    }  # fmt: skip
+    next(run for run in runs if run["benchmark"] == benchmark).update(stamp)
+    for name, content in ((file, rows), ("runs", runs)):
+        write_lines(content, folder / f"{name}.csv")
+    print(f"{figures.of}: {len(own)} figures")
+    return True
 
 
 def output(command: str, folders: dict[str, Path | None]) -> tuple[str, int]:
@@ -212,15 +279,6 @@ def row(claim: Claim, number: float, seconds: float, commit: str) -> dict[str, s
         f"Python {platform.python_version()} {versions}",
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
-
-
-def write(rows: dict[str, dict[str, str]], path: Path) -> None:
-    """Replace the file of results, whole or not at all."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows[name] for name in sorted(rows))
-    write_atomic(path, text.getvalue())
 
 
 def state_of_the_checkout() -> str:

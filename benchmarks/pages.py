@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.evidence import Claim, claims, newest
+from benchmarks.evidence import Claim, claims, lines, newest
 from optsched.io.files import write_atomic
 
 ROOT: Final = Path(__file__).parent.parent
@@ -69,16 +69,16 @@ def figures(name: str) -> str:
     table = tables()[name]
     file, _, benchmark = table["of"].partition("/")
     found, parts = values(file)[benchmark], cells(table["row"])
-    lines = [cells(table["head"])]
+    shown = [cells(table["head"])]
     for row in table.get("rows", found):
-        lines.append([cell(part, row, found[row]) for part in parts])
-    return f"{directive(lines)}\n{origin(runs()[benchmark])}"
+        shown.append([cell(part, row, found[row]) for part in parts])
+    return f"{directive(shown)}\n{origin(runs()[benchmark])}"
 
 
-def directive(lines: list[list[str]], widths: str = "auto") -> str:
+def directive(rows: list[list[str]], widths: str = "auto") -> str:
     """Return a table of MyST, the first line its header."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return f"```{{csv-table}}\n:header-rows: 1\n:widths: {widths}\n\n{text.getvalue()}```"
 
 
@@ -109,11 +109,11 @@ def origin(run: dict[str, str]) -> str:
 
 def verdicts(source: str) -> str:
     """Return a table of the claims of a source: published number, ours, verdict."""
-    recorded, lines = newest(), [["claim", "published", "here", "verdict"]]
-    lines += [
+    recorded, rows = newest(), [["claim", "published", "here", "verdict"]]
+    rows += [
         judged(claim, recorded.get(claim.name)) for claim in claims() if claim.source == source
     ]
-    return directive(lines, WIDTHS)
+    return directive(rows, WIDTHS)
 
 
 def judged(claim: Claim, row: dict[str, str] | None) -> list[str]:
@@ -153,8 +153,7 @@ def runs() -> dict[str, dict[str, str]]:
 
 def read(file: str) -> list[dict[str, str]]:
     """Return the lines of a CSV file of results."""
-    with (RESULTS / f"{file}.csv").open(newline="", encoding="utf-8") as lines:
-        return list(csv.DictReader(lines))
+    return lines(RESULTS / f"{file}.csv")
 
 
 if __name__ == "__main__":

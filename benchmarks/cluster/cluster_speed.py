@@ -16,7 +16,7 @@ import os
 import statistics
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -80,16 +80,21 @@ def main() -> None:
     if given.traces:
         for name, chosen in OTHERS:
             _, cpu, _ = timed(cases[-1][1], name, chosen, cases[-1][2], 1)
-            print(f"all Philly, {name} {chosen or ''}: CPU {cpu:.2f} s")
+            print(f"all Philly, {label(name, chosen)}: CPU {cpu:.2f} s", flush=True)
     for what, workload, nodes in cases:
         print(f"{what}: {len(workload)} jobs, {nodes.total} GPUs")
         for name, chosen in POLICIES:
             wall, cpu, stays = timed(workload, name, chosen, nodes, given.repeat)
-            label = " ".join([name, *map(str, chosen.values())])
             print(
-                f"  {label:15} {1000 * wall:8.1f} ms, CPU {1000 * cpu:8.1f} ms, "
-                f"{len(workload) / wall / 1e6:6.2f} M jobs/s, {stays} stays"
+                f"{what}, {label(name, chosen)}: CPU {cpu:.2f} s, wall {wall:.2f} s, "
+                f"{len(workload) / wall / 1e6:.2f} M jobs/s, {stays} stays",
+                flush=True,
             )
+
+
+def label(name: str, chosen: dict[str, Any]) -> str:
+    """Return a policy with its options."""
+    return " ".join([name, *map(str, chosen.values())])
 
 
 class Longest:

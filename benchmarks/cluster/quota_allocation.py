@@ -86,19 +86,20 @@ def show(kind: str, one: Instance) -> None:
     plain = {"max_min": lambda: plain_max_min(*shares)}
     jobs = len(one.scores)
     print(f"\n{jobs} jobs, {one.budget} GPUs, scores {kind}, {len(one.value)} table entries")
-    print(f"{'function':24} {'ms':>8} {'with proof':>11} {'goal':>5}  {'':4} {'plain ms':>9} ratio")
+    print(f"{'scores':15} {'function':24} {'ms':>8} {'with proof':>11} {'goal':>5}  {'':4} "
+          f"{'plain ms':>9} ratio")  # fmt: skip
     for name, (call, arguments, extra) in calls.items():
         g, proof = call(*arguments, **extra)
         assert proof.holds, name
         bare = timed(lambda c=call, a=arguments, e=extra: c(*a, **e))
         proved = timed(lambda c=call, a=arguments, e=extra: c(*a, **e)[1].holds)
-        line = f"{name:24} {1e3 * bare:8.3f} {1e3 * proved:11.3f}"
+        line = f"{kind:15} {name:24} {1e3 * bare:8.3f} {1e3 * proved:11.3f}"
         if (jobs, one.budget) == (10_000, 100_000):
             line += f" {GOAL:5.1f}  {'met' if 1e3 * proved < GOAL else 'MISS'}"
         if name in plain:
             assert (plain[name]() == g).all(), name
             slow = timed(plain[name], least=0.0)
-            line = f"{line:57} {1e3 * slow:9.1f} {slow / proved:.0f}x"
+            line = f"{line:73} {1e3 * slow:9.1f} {slow / proved:.0f}x"
         print(line)
 
 

@@ -44,12 +44,13 @@ def overall(rows: Sequence[Row], summary: Summary) -> list[str]:
             for row in rows
             if label[row.key] == mean.configuration and row.objective and row.lower_bound
         ]
-        gap, worst = mean.gap or 0.0, mean.worst_gap or 0.0
-        lines.append(
-            f"overall {mean.configuration}: {mean.proved} of {mean.runs} proved, "
-            f"gap mean {gap:.2%} worst {worst:.2%}, "
-            f"to its bound mean {fmean(own or [0.0]):.2%} worst {max(own, default=0.0):.2%}"
-        )
+        if own and mean.gap is not None and mean.worst_gap is not None:
+            lines.append(
+                f"overall {mean.configuration}: {mean.proved} of {mean.runs} proved, "
+                f"gap mean {mean.gap:.2%} worst {mean.worst_gap:.2%}, "
+                f"of the bounds {mean.bound_gap or 0.0:.2%}, "
+                f"to its bound mean {fmean(own):.2%} worst {max(own):.2%}"
+            )
     return lines
 
 

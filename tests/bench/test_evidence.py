@@ -129,6 +129,54 @@ def test_the_claims_of_the_repository() -> None:
         assert row["verdict"] == evidence.verdict(known[name], float(row["number"])), name
 
 
+FIGURES = evidence.Figures(
+    claim="c", of="gpus/large", line=r"^(?P<kind>flat|levels) +(?P<ms>[\d.]+)", row="{kind}",
+    metrics={"median": "{ms}"}, names={"levels": "two levels"},
+)  # fmt: skip
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Return a folder with two benchmarks of one file."""
+    (tmp_path / "gpus.csv").write_text(
+        "benchmark,row,metric,value,unit\nlarge,flat,median,1.0,ms\n"
+        "large,two levels,median,2.0,ms\nother,flat,median,3.0,ms\n"
+    )
+    (tmp_path / "runs.csv").write_text(
+        "benchmark,command,date,commit,machine,note\nlarge,old,2000-01-01,a,m,n\n"
+        "other,old,2000-01-01,a,m,n\n"
+    )
+    return tmp_path
+
+
+def test_an_output_fills_its_table(results: Path) -> None:
+    """Values, command and commit of the benchmark change, nothing else does."""
+    text = "kind  ms\nflat   4.5\nlevels 5.50\n"
+    command = "python x.py {data}/b"
+    assert evidence.record(FIGURES, text, command, "new", results)
+    values = [row["value"] for row in evidence.lines(results / "gpus.csv")]
+    assert values == ["4.5", "5.5", "3.0"]
+    large, other = evidence.lines(results / "runs.csv")
+    assert (large["commit"], large["command"]) == ("new", "python x.py DATA/b")
+    assert other["commit"] == "a" and large["note"] == "n"
+
+
+def test_an_output_that_lacks_a_row_changes_nothing(results: Path) -> None:
+    """A table never has figures of two runs."""
+    before = (results / "gpus.csv").read_text()
+    assert not evidence.record(FIGURES, "flat 4.5\n", "x", "new", results)
+    assert (results / "gpus.csv").read_text() == before
+    assert "new" not in (results / "runs.csv").read_text()
+
+
+def test_figures_of_the_repository_name_claims_and_benchmarks() -> None:
+    """Each belongs to a claim with a command and to a benchmark that is there."""
+    known = {claim.name for claim in evidence.claims() if claim.command}
+    for figures in evidence.tables():
+        file, _, benchmark = figures.of.partition("/")
+        assert figures.claim in known and benchmark in pages.values(file)
+
+
 def test_pages_are_up_to_date() -> None:
     """`python -m benchmarks.pages` writes them."""
     assert not pages.outdated()
