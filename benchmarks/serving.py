@@ -9,6 +9,7 @@
     python -m benchmarks.serving learn [--modes flow paper] [--seeds 5] [--decisions N]
     python -m benchmarks.serving executor --scenario S.json --network NET.pt
     python -m benchmarks.serving live --scenario S.json --network NET.pt [--requests 10000]
+    python -m benchmarks.serving overload --scenario S.json --network NET.pt   attainment, for real
 
 The cluster is `optsched.serving.reference`: plausible devices, nobody's measurements. Everything
 tuned (price and group of `marginal`, targets of `backlog`) was tuned on seeds from 100 on; the
@@ -389,11 +390,46 @@ def live(scenario: Path, network: Path, n: int) -> None:
     print(f"P99 {simulated.p99_ms:.2f} simulated, {ms[-(-99 * n // 100) - 1]:.2f} ms measured")
 
 
+def overload(scenario: Path, network: Path) -> None:
+    """Attainment at 1.2 times the capacity, `auto` beside static tuples, real and simulated.
+
+    Capacity: throughput of the narrowest tuple on this machine, if all requests arrive at once.
+    """
+    print(machine())
+    base, net = Scenario.read(scenario), serving.load_network(network)
+    x = serving.digits("test").x
+    static = {
+        f"{row} by {g}": Router(serving.Static(row), serving.JSED(), g)
+        for row in ((0, 0, 0, 0), (0, 0, 0, 1), (0, 1, 1, 1)) for g in (8, 32)
+    }  # fmt: skip
+
+    def serve(rate: float, n: int, ms: float | None, router: Any) -> list[Any]:
+        arrival = np.zeros(n) if rate == math.inf else serving.arrivals(rate, seconds=n / rate)
+        given = base.replace(arrival_ms=arrival, deadline_ms=ms)
+        images = x[[r % len(x) for r in range(given.n_requests)]]
+        real = serving.Executor(net, given, router, plan).run(images).summary
+        return [real, serving.simulate(given, router, plan=plan).summary]
+
+    plan = serving.plan_instances(base, rate=1000)
+    most = max(
+        serve(math.inf, 4000, None, static[f"(0, 0, 0, 0) by {g}"])[0].throughput_per_s
+        for g in (8, 32)
+    )  # fmt: skip
+    for ms in (20.0, 50.0):
+        print(f"{1.2 * most:.0f}/s, deadline {ms:g} ms")
+        for name, router in {"auto": MarginalCost(), **static}.items():
+            cells = [
+                f"{one.attainment:6.2f} % in time, {one.accuracy:.2f} %, P99 {one.p99_ms:.1f} ms"
+                for one in serve(1.2 * most, 10_000, ms, router)
+            ]
+            print(f"{name:20} measured {cells[0]}; simulated {cells[1]}", flush=True)
+
+
 def main() -> int:
     """Run one of the studies."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     studies = ("routers", "front", "paper", "deadlines", "speed", "plan", "learn", "executor",
-               "live")  # fmt: skip
+               "live", "overload")  # fmt: skip
     parser.add_argument("what", choices=studies)
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -418,11 +454,11 @@ def main() -> int:
         speed(given.policy)
     elif given.what == "learn":
         learn(given.modes, seeds, given.decisions)
-    elif given.what in ("executor", "live"):
+    elif given.what in ("executor", "live", "overload"):
         if given.scenario is None or given.network is None:
             parser.error(f"{given.what} needs --scenario and --network")
-        if given.what == "executor":
-            executor(given.scenario, given.network)
+        if given.what != "live":
+            {"executor": executor, "overload": overload}[given.what](given.scenario, given.network)
         else:
             live(given.scenario, given.network, given.requests)
     else:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.serving import world
-from optsched.serving.core import Core, Settings
+from optsched.serving.core import Core
 from optsched.serving.routers import (
     JSED,
     Backlog,
@@ -24,7 +24,7 @@ from optsched.serving.routers import (
     Router,
     Static,
 )
-from optsched.serving.scenario import Contention, Link, Scenario, Server
+from optsched.serving.scenario import Contention, Link, Scenario, Server, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

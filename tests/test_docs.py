@@ -23,6 +23,7 @@ DOCS = ROOT / "docs"
 
 SLOW: dict[str, str] = {
     "clusters/plan-arrays.md": "trains two arrays, one process per worker",
+    "clusters/serving.md": "starts processes with torch",
 }
 """Pages whose code takes more than 5 s, and why it cannot be smaller: ``orders/proof.md``."""
 
@@ -45,12 +46,12 @@ WORDS, WORDS_OF_A_PAGE = 31_000, 1_000
 # pages of the former layout, until their owners delete them
 OLD = {
     "jobarray", "solvers", "branch-and-bound", "quota", "simulator", "policies", "traces",
-    "pytorch-csv", "pipelines", "single-job", "rolling", "arraypipe-study", "serving", "elastic",
+    "pytorch-csv", "pipelines", "single-job", "rolling", "arraypipe-study", "elastic",
     "formats", "determined",
 }  # fmt: skip
 OLD_COMMANDS = {"determined"}
 OLD_SLOW_COMMANDS = {
-    "quota", "simulator", "pipelines", "serving", "elastic", "scale-out",
+    "quota", "simulator", "pipelines", "elastic", "scale-out",
 }  # fmt: skip
 
 NEW_PAGES = [
@@ -116,6 +117,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to an empty folder that has the instances."""
     shutil.copytree(ROOT / "instances", tmp_path / "instances")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # files of blocks can be imported
     monkeypatch.setattr("optsched.bench.run.missing_kernels", lambda tasks: [])
     gc.freeze()  # training collects garbage: what is imported need not be looked at
     return tmp_path

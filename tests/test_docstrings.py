@@ -23,7 +23,7 @@ PUBLIC = [
 COMPLETE = {
     "optsched", "optsched.arraypipe", "optsched.bandwidth", "optsched.formats.registry",
     "optsched.pipelines", "optsched.plan", "optsched.plots", "optsched.service.client",
-    "optsched.solving.stop", "optsched.testing",
+    "optsched.serving", "optsched.solving.stop", "optsched.testing",
 }  # fmt: skip
 """Modules of the list above in which every function and class has an example."""
 

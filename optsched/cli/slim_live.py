@@ -128,7 +128,7 @@ def profile(
 
     net = load_network(network)
     # validate arguments before minutes of measuring
-    accuracy_table(table, np.array(net.widths), len(net.channels))
+    accuracy_table(table, len(net.widths), len(net.channels))
     trace: dict[str, Any] = {"rate": rate, "burst": burst, "seconds": seconds, "seed": seed}
     arrivals(**trace)
     if deadline_ms is not None:
@@ -146,7 +146,7 @@ def profile(
     for one in costs.devices:
         error, server = "-" if one.error is None else f"{one.error:.1%}", one.server
         print(f"{server.id}: launch {server.launch_ms:.3f} ms, load {server.load_ms:.1f} ms, "
-              f"off {error}")  # fmt: skip
+              f"off {error}, in use x{one.in_use:.2f}")  # fmt: skip
     print(f"router {costs.router_ms:.3f} ms")
     wrote(output, scenario.write, f": {scenario.n_requests} requests")
 

@@ -77,7 +77,7 @@ def infer_route(server: LiveServer) -> Route:
         return Inferred(
             id=body.id, label=int(scores.argmax()), logits=scores.tolist(),
             widths=list(found.widths), ms=round(found.ms, 3),
-            late=body.deadline_ms is not None and found.ms > body.deadline_ms,
+            late=found.late,
         )  # fmt: skip
 
     text = "Classify an image by the network of --slim."

@@ -17,7 +17,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from optsched.serving.core import Settings
 from optsched.serving.log import Log, Summary
 from optsched.serving.log_check import check
 from optsched.serving.plan import Plan, plan_instances
@@ -37,9 +36,9 @@ from optsched.serving.routers import (
     View,
     pareto_tuples,
 )
-from optsched.serving.scenario import Contention, Link, Scenario, Server
+from optsched.serving.scenario import Scenario, Settings
 from optsched.serving.simulator import Point, Run, compare, front_of, simulate
-from optsched.serving.tables import additive, nearest
+from optsched.serving.tables import Contention, Link, Server, additive, nearest
 from optsched.serving.workload import arrivals, network_mmac, read_arrivals, reference
 
 _LATE = {

@@ -7,18 +7,17 @@ it with a virtual clock, the executor calls the same compiled function with real
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numba import from_dtype, types
 
 from optsched.errors import InputError
-from optsched.io.values import boolean, integer
 from optsched.kernels.compile import INT, helper
-from optsched.serving.plan import SLOTS
-from optsched.serving.scenario import Contention, Scenario
-from optsched.serving.tables import NEVER, milliseconds, non_negative
+from optsched.serving.tables import NEVER, SLOTS, Contention
+
+if TYPE_CHECKING:
+    from optsched.serving.scenario import Scenario, Settings
 
 KEYS: Final = 63
 """Maximum number of queues, one per (segment, width): bits of an integer."""
@@ -112,42 +111,6 @@ CORE = types.NamedTuple(
 )  # fmt: skip
 REAL = types.float64
 NONE = types.none
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of the greedy core.
-
-    Parameters
-    ----------
-    cap
-        Maximum number of instances for one (segment, width) on a server.
-    util_block
-        A busy server with a higher U loads no instances.
-    idle_ms
-        Idle time after which an instance is unloaded.
-    starve_ms
-        Younger blocks may pass a blocked one until it has waited this long.
-    strict
-        Younger blocks never pass a blocked one.
-    shed
-        Requests are dropped at a decision if their expected end is after their deadline.
-    """
-
-    cap: int = 4
-    util_block: float = 0.92
-    idle_ms: float = 500.0
-    starve_ms: float = 20.0
-    strict: bool = False
-    shed: bool = True
-
-    def __post_init__(self) -> None:
-        integer("cap", self.cap, 1, SLOTS)
-        for key in ("strict", "shed"):
-            object.__setattr__(self, key, boolean(key, getattr(self, key)))
-        non_negative("util_block", self.util_block)
-        milliseconds("idle_ms", self.idle_ms)
-        milliseconds("starve_ms", self.starve_ms)
 
 
 def new_core(scenario: Scenario, blocks: int, settings: Settings) -> Core:

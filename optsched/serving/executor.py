@@ -16,7 +16,6 @@ from optsched.io.strict_json import shortened, without_collector
 from optsched.io.values import frozen
 from optsched.serving import core, world
 from optsched.serving.log import Log
-from optsched.serving.plan import SLOTS
 from optsched.serving.routers import InfeasibleRoute, MarginalCost, View
 from optsched.serving.scenario import Scenario
 from optsched.serving.simulator import (
@@ -28,7 +27,7 @@ from optsched.serving.simulator import (
     shed_rows,
     totals,
 )
-from optsched.serving.tables import NEVER
+from optsched.serving.tables import NEVER, SLOTS
 
 try:
     import torch
@@ -43,10 +42,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from optsched.serving.core import Settings
     from optsched.serving.network import Segmented
     from optsched.serving.plan import Plan
     from optsched.serving.routers import AnyRouter
+    from optsched.serving.scenario import Settings
     from optsched.serving.server_process import Task
 
 _POLL: Final = 0.1  # longest wait in seconds, between calls of on_progress

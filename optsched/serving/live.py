@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import deque
 from collections.abc import Hashable
@@ -40,6 +41,8 @@ class Answer(NamedTuple):
     output: Tensor
     widths: tuple[int, ...]
     ms: float
+    late: bool = False
+    """Whether the deadline had passed."""
 
 
 class ServerState(NamedTuple):
@@ -125,6 +128,8 @@ class LiveServer(Loop):
         self._stopping, self._error = False, None
         self._tally = _Tally()
         self._seen = 0, self.busy.copy()
+        gc.collect()
+        gc.freeze()  # a full collection of all objects of torch takes 0.2 s
         self._thread = threading.Thread(target=self._serve, name="optsched-serving", daemon=True)
         self._thread.start()
 
@@ -247,6 +252,7 @@ class LiveServer(Loop):
                 with suppress(Exception):
                     self._complete(future, key, partial(future.set_exception, reason))
             self.servers.__exit__()
+            gc.unfreeze()
 
     def accept(self) -> None:
         """Process the requests that were submitted."""
@@ -268,13 +274,15 @@ class LiveServer(Loop):
         now, state = self.now(), self.world
         latency = now - self._times[0, requests]
         widths = self.scenario.tuples[state.request["tuple"][requests]].tolist()
-        self._tally.late += int((now > self._times[1, requests]).sum())
+        late = now > self._times[1, requests]
+        self._tally.late += int(late.sum())
         self._tally.answered += len(requests)
         self._tally.recent.extend((latency / NS_PER_MS).tolist())
         scores = torch.from_numpy(outputs).unflatten(1, self.outputs)
-        for r, x, row, ns in zip(requests.tolist(), scores, widths, latency.tolist(), strict=True):
+        rows = zip(requests.tolist(), scores, widths, latency.tolist(), late.tolist(), strict=True)
+        for r, x, row, ns, after in rows:
             future, key = self._futures.pop(r)
-            found = Answer(x.clone(), tuple(row), ns / NS_PER_MS)
+            found = Answer(x.clone(), tuple(row), ns / NS_PER_MS, after)
             self._complete(future, key, partial(future.set_result, found))
 
     def _complete(self, future: Future[Answer], key: Hashable, end: Callable[[], object]) -> None:

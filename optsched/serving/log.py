@@ -45,6 +45,13 @@ class Summary(msgspec.Struct, frozen=True, omit_defaults=True):
     end, `dynamic_energy_j` without idle power; `gpu_variance` is the variance over servers of
     min(U, 1), its mean and standard deviation over time. Of the requests with a deadline,
     `attainment` is the percentage answered in time; `shed` were dropped, `late` answered after it.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> summary = serving.simulate(serving.reference(rate=500, seconds=0.1)).summary
+    >>> summary.completed, summary.completion, summary.attainment
+    (43, 1.0, None)
     """
 
     completed: int
@@ -83,6 +90,14 @@ class Log:
         Seed, router, plan and settings.
     wall_clock
         Whether times were measured; then durations need not follow the model.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> scenario = serving.reference(rate=500, seconds=0.1)
+    >>> log = serving.simulate(scenario).log
+    >>> log.batches["images"].sum() == 4 * scenario.n_requests  # segments
+    np.True_
     """
 
     scenario: Scenario

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
 
-    from optsched.serving.scenario import Scenario, Server
-    from optsched.serving.tables import FloatArray
+    from optsched.serving.scenario import Scenario
+    from optsched.serving.tables import FloatArray, Server
 
 SLACK: Final = 1  # ns
 TOLERANCE: Final = 1e-6  # of the summary, relative or absolute
@@ -47,6 +47,13 @@ def check(scenario: Scenario, log: Log | Mapping[str, Any] | str | os.PathLike[s
     ------
     InputError
         The document is malformed, names what the scenario lacks, or is of a different scenario.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> scenario = serving.reference(rate=500, seconds=0.1)
+    >>> serving.check(scenario, serving.simulate(scenario).log)
+    []
     """
     found = log if isinstance(log, Log) else Log.read(log, scenario)
     if found.scenario.sha256 != scenario.sha256:

@@ -15,7 +15,7 @@ from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import decode_document, indented, placed, read_json
 from optsched.io.values import integer, number, one_of
-from optsched.serving.tables import NS_PER_MS, POINTS
+from optsched.serving.tables import NS_PER_MS, POINTS, SLOTS
 
 if TYPE_CHECKING:
     import os
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from optsched.serving.tables import FloatArray
 
 FORMAT: Final = "optsched.routing-plan/1"
-SLOTS: Final = 12
-"""Maximum number of instances on a server."""
-
 MAX_TUPLES: Final = 4096
 
 BATCH: Final = 8
@@ -76,6 +73,13 @@ class Plan:
         Requests per second that the plan serves.
     shares
         Share of the requests at that rate, by tuple of widths, ``"0,2,3,3"``.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> plan = serving.Plan.of([(server, segment, 3) for server in (0, 1) for segment in range(4)])
+    >>> serving.simulate(serving.reference(rate=500, seconds=0.1), plan=plan).summary.completion
+    1.0
     """
 
     instances: tuple[tuple[int, int, int], ...]
@@ -229,6 +233,13 @@ def plan_instances(
         Servers cannot hold an instance of every segment.
     TooLate
         No plan was found in time.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> plan = serving.plan_instances(serving.reference(rate=2500, seconds=0.1))
+    >>> plan.status, len(plan.instances)
+    ('optimal', 20)
     """
     number("headroom", headroom, above=True)
     mean = scenario.rate if rate is None else number("rate", rate, what="requests per second")

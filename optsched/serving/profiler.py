@@ -6,43 +6,37 @@ from time import sleep
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from optsched.errors import InputError
 from optsched.io.values import integer
-from optsched.serving.plan import SLOTS, Plan
-from optsched.serving.routers import RandomWidth, RoundRobin, Router
-from optsched.serving.scenario import Contention, Scenario, Server
+from optsched.serving.plan import Plan
+from optsched.serving.routers import JSED, RandomWidth, Router
+from optsched.serving.scenario import Scenario
+from optsched.serving.tables import SLOTS, Contention, Server
 from optsched.serving.workload import arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from optsched.model.schedule import IntArray
     from optsched.serving.network import Segmented
+    from optsched.serving.server_process import Servers
     from optsched.serving.tables import FloatArray
 
 _WARM: Final = 2  # warm-up rounds
-_TRIAL: Final = 200  # requests to measure the duration of decisions
-
-
-class Sample(NamedTuple):
-    """Median ms of a batch while `together` such batches run, and the fitted value."""
-
-    segment: int
-    input_width: int
-    width: int
-    batch: int
-    together: int
-    ms: float
-    held_out: bool
-    fitted_ms: float = 0.0
+_TRIAL: Final = 1000  # requests of the trial
 
 
 class DeviceCosts(NamedTuple):
-    """Costs on one server; `error` is the mean relative error on batches held out of the fit."""
+    """Costs on one server; `error` is the mean relative error on batches held out of the fit.
+
+    `in_use` is the factor of its costs while requests are served, see `profile`.
+    """
 
     server: Server
     error: float | None
-    samples: list[Sample]
+    in_use: float = 1.0
 
 
 class Costs(NamedTuple):
@@ -98,7 +92,8 @@ def profile(
     """Measure every segment, input width, width and batch on every server, and fit its costs.
 
     The servers are those of `Executor`, all busy; times are measured in the parent process and
-    include messages. Instances have all widths; some are measured several at a time.
+    include messages. Instances have all widths; some are measured several at a time. At last, a
+    trial serves requests at half of the capacity: all costs of a server are scaled to its batches.
 
     Parameters
     ----------
@@ -134,28 +129,15 @@ def profile(
     cases = [(j, i, v, n, m) for j in range(k) for i in range(w if j else 1) for v in range(w)
              for n in sizes for m in range(1, each + 1) if m == 1 or n == sizes[0]]  # fmt: skip
     inner = [row for row, (*_, n, m) in enumerate(cases) if m == 1 and sizes[0] < n < sizes[-1]]
-    held = {*rng.permutation(inner)[: len(inner) // 4].tolist()}
-    every = range(len(devices))
-    ms = np.zeros((rounds, len(devices), len(cases)))
+    held = np.zeros(len(cases), np.bool_)
+    held[rng.permutation(inner)[: len(inner) // 4].astype(np.int64)] = True
     with Servers(net, devices, shape, sizes[-1]) as servers:
         servers.memory.normal_()
         loads = [
-            servers.run([(s, j * each + m, ("load", j, v)) for s in every])
+            servers.run([(s, j * each + m, ("load", j, v)) for s in range(len(devices))])
             for v in range(w) for j in range(k) for m in range(each)
         ]  # fmt: skip
-        for done, row in enumerate(ms, 1):
-            for step in zip(*[rng.permutation(len(cases)).tolist() for _ in every], strict=True):
-                tasks = []
-                for s, c in enumerate(step):
-                    j, i, v, n, m = cases[c]
-                    task = ("run", j, v, [(i, list(range(n)))])
-                    tasks += [(s, j * each + slot, task) for slot in range(m)]
-                times = np.array(servers.run(tasks))
-                to = np.array(tasks, object)[:, 0]
-                row[every, step] = [times[to == s].mean() for s in every]
-                sleep(times.max() / 1e3)  # idle time between batches, as in use
-            if on_progress is not None:
-                on_progress(done, rounds)
+        ms = _rounds(servers, cases, rounds, rng, on_progress)
         held_by = getattr(net, "sliced", lambda j, _: net.segments[j])
         size = [[sum(p.nbytes for p in held_by(j, v).parameters()) + servers.memory.nbytes
                  for v in range(w)] for j in range(k)]  # fmt: skip
@@ -163,41 +145,92 @@ def profile(
     capacity = SLOTS * float(vram_mb.max())
     found = []
     for s, (device, _) in enumerate(servers.places):
-        medians = np.median(ms[_WARM:, s], axis=0).tolist()
-        samples = [Sample(*case, took, c in held)
-                   for c, (case, took) in enumerate(zip(cases, medians, strict=True))]  # fmt: skip
-        load_ms = float(np.median(loads, axis=0)[s])
-        found.append(fit(f"{device}-{s}", capacity, load_ms, samples, mmac))
+        one = Server(f"{device}-{s}", capacity, 0, 0, 0, 0, float(np.median(loads, axis=0)[s]))
+        found.append(fit(one, np.array(cases), np.median(ms[_WARM:, s], axis=0), held, mmac))
     costs = Costs(sizes[-1], net.widths, mmac.tolist(), vram_mb.tolist(), found)
-    return costs._replace(router_ms=_router_ms(net, costs, devices, shape))
+    return _in_use(net, costs, devices, shape)
 
 
-def _router_ms(net: Segmented, costs: Costs, devices: Sequence[str], shape: Sequence[int]) -> float:
-    """Median ms between the end of a request's batch and its next queue, in a trial."""
+def _rounds(
+    servers: Servers,
+    cases: Sequence[tuple[int, ...]],
+    rounds: int,
+    rng: np.random.Generator,
+    on_progress: Callable[[int, int], object] | None,
+) -> FloatArray:
+    """Measure all cases on all servers at once, [round][server][case], each in random orders."""
+    every, each = range(len(servers.places)), SLOTS // (1 + max(case[0] for case in cases))
+    ms = np.zeros((rounds, len(every), len(cases)))
+    for done, row in enumerate(ms, 1):
+        for step in zip(*[rng.permutation(len(cases)).tolist() for _ in every], strict=True):
+            tasks = []
+            for s, c in enumerate(step):
+                j, i, v, n, m = cases[c]
+                task = ("run", j, v, [(i, list(range(n)))])
+                tasks += [(s, j * each + slot, task) for slot in range(m)]
+            times = np.array(servers.run(tasks))
+            to = np.array(tasks, object)[:, 0]
+            row[every, step] = [times[to == s].mean() for s in every]
+            sleep(times.max() / 1e3)  # idle time between batches, as in use
+        if on_progress is not None:
+            on_progress(done, rounds)
+    return ms
+
+
+def _in_use(net: Segmented, costs: Costs, devices: Sequence[str], shape: Sequence[int]) -> Costs:
+    """Correct costs by a trial at half of the capacity: the router uses the same cores.
+
+    Costs of a server are scaled by the mean duration of its batches that started alone. The
+    duration of a decision is the mean time from a request's arrival, or the end of its batch, to
+    its next queue.
+    """
     import torch
 
     from optsched.serving.executor import Executor
 
     k, w = np.shape(costs.vram_mb)
-    alone = max(k * one.server.launch_ms + np.max(one.server.cost_ms, axis=(1, 2)).sum()
+    alone = max(k * one.server.launch_ms + np.mean(one.server.cost_ms, axis=(1, 2)).sum()
                 for one in costs.devices)  # fmt: skip
-    rate = 250 * len(devices) / alone  # a load of a quarter
+    rate = 500 * len(devices) / alone
     scenario = costs.scenario(np.zeros((w,) * k), rate=rate, seconds=_TRIAL / rate)
-    plan = Plan.of([(s, j, w - 1) for s in range(len(devices)) for j in range(k)])
-    router = Router(RandomWidth(), RoundRobin(), 1)
+    rows = [(s, j, w - 1) for s in range(len(devices)) for j in range(k)]
+    plan, router = Plan.of(rows * (SLOTS // k)), Router(RandomWidth(), JSED(), 1)
     images = torch.zeros(scenario.n_requests, *shape)
     log = Executor(net, scenario, router, plan, devices=devices).run(images).log
     assert log is not None
-    batches = np.repeat(log.batches, log.batches["images"])
-    order = np.lexsort((batches["segment"], log.entries["request"]))
-    gap = log.entries["queued"][order][1:] - batches["end"][order][:-1]
-    return float(np.median(gap[batches["segment"][order][1:] > 0])) / 1e6 if k > 1 else 0.0
+    r, queued, batch = log.entries["request"], log.entries["queued"], log.batches
+    of = np.repeat(np.arange(len(batch)), batch["images"])
+    at = batch["segment"][of]
+    before, width = np.zeros((2, scenario.n_requests, k + 1), np.int64)
+    before[:, 0], before[r, at + 1] = scenario.arrival, batch["end"][of]
+    width[r, at + 1] = batch["width"][of]
+    widest = np.zeros(len(batch), np.int64)
+    np.maximum.at(widest, of, width[r, at])
+    to, end = batch["server"], batch["end"]
+    work = scenario.cost[to, batch["segment"], widest, batch["width"]] * batch["images"]
+    fitted, found = work + scenario.launch[to], []
+    for s, one in enumerate(costs.devices):
+        row = np.flatnonzero(to == s)
+        row = row[np.argsort(batch["start"][row], kind="stable")]
+        free = np.maximum.accumulate(np.append(0, end[row][:-1]))
+        row = row[batch["start"][row] >= free]
+        factor = float((end - batch["start"])[row].sum() / max(fitted[row].sum(), 1.0)) or 1.0
+        server = replace(
+            one.server, launch_ms=one.server.launch_ms * factor,
+            ms_per_mmac=one.server.ms_per_mmac * factor,
+            cost_ms=(np.array(one.server.cost_ms) * factor).tolist(),
+        )  # fmt: skip
+        found.append(one._replace(server=server, in_use=factor))
+    return costs._replace(devices=found, router_ms=float((queued - before[r, at]).mean()) / 1e6)
 
 
 def fit(
-    name: str, vram_mb: float, load_ms: float, samples: Sequence[Sample], mmac: FloatArray
+    server: Server, cases: IntArray, ms: FloatArray, held: Any, mmac: FloatArray
 ) -> DeviceCosts:
     """Fit the costs of a server by least relative errors; `mmac` is [segment][input width][width].
+
+    `cases` are rows (segment, input width, width, images, batches at a time), `ms` the durations of
+    such batches; those `held` out of the fit are for its error.
 
     First launch and costs, from single batches, by non-negative least squares. Then contention, by
     a grid of knees; the slope above the knee makes the sum over all samples exact. The slope below
@@ -205,10 +238,8 @@ def fit(
     """
     from scipy.optimize import nnls
 
-    case = np.array([one[:4] for one in samples])
-    k, i, w, n = case.T
-    together, ms = np.array([one[4:6] for one in samples], np.float64).T
-    held, many = np.array([one.held_out for one in samples]), together > 1
+    k, i, w, n, together = cases.T
+    many = together > 1
     column = 1 + np.ravel_multi_index((k, i, w), mmac.shape)
     a = np.zeros((len(ms), 1 + mmac.size))
     a[:, 0], a[np.arange(len(ms)), column] = 1 / ms, n / ms
@@ -230,8 +261,5 @@ def fit(
     cost[0] = cost[0, :1]  # images have one width
     per_mmac = float(cost.sum() / mmac.sum())
     rule: dict[str, Any] = {} if best is None else {"sat_mmac": sat, "contention": best}
-    return DeviceCosts(
-        Server(name, vram_mb, launch, per_mmac, 0, 0, load_ms, cost_ms=cost.tolist(), **rule),
-        float(error[held].mean()) if held.any() else None,
-        [one._replace(fitted_ms=float(value)) for one, value in zip(samples, fitted, strict=True)],
-    )
+    found = replace(server, launch_ms=launch, ms_per_mmac=per_mmac, cost_ms=cost.tolist(), **rule)
+    return DeviceCosts(found, float(error[held].mean()) if held.any() else None)

@@ -10,8 +10,7 @@ import numpy as np
 from optsched.io.values import frozen
 from optsched.kernels.compile import helper
 from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING, load_of, slowdown
-from optsched.serving.plan import SLOTS
-from optsched.serving.tables import NEVER
+from optsched.serving.tables import NEVER, SLOTS
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray

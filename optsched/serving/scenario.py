@@ -16,13 +16,19 @@ import numpy as np
 from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import decode_document, lines, placed, read_json, rows
-from optsched.io.values import frozen, integer, label
+from optsched.io.values import boolean, frozen, integer, label
 from optsched.serving.tables import (
     NEVER,
     NS_PER_MS,
     POINTS,
+    SLOTS,
+    Contention,
     FloatArray,
+    Link,
+    Server,
     accuracy_table,
+    checked_link,
+    checked_server,
     identifiers,
     milliseconds,
     non_negative,
@@ -40,62 +46,47 @@ if TYPE_CHECKING:
 MAX_TUPLES = 65_536
 
 
-class Contention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Slowdown of batches that run together on a server.
-
-    With U the sum of their loads, a batch takes 1 + below * min(U, knee) + above * max(0, U - knee)
-    times as long.
-    """
-
-    knee: float
-    below: float
-    above: float
-
-
-class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Time to move the activations of an image between servers: latency + size * ms_per_mb."""
-
-    latency_ms: float
-    ms_per_mb: float
-    activation_mb: list[list[float]]
-    """Size of the output of one image, [segment][width]."""
-
-
-class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One GPU, or a share of a CPU.
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the greedy core.
 
     Parameters
     ----------
-    id
-        Name in documents.
-    vram_mb
-        Memory for instances, to the thousandth.
-    launch_ms
-        Constant part of the duration of a batch.
-    ms_per_mmac
-        Time of a million multiply-accumulates.
-    idle_w, peak_w
-        Power at no and at full load.
-    load_ms
-        Time to load an instance; None: none.
-    sat_mmac
-        Work of a batch that alone half fills the server; None: batches do not slow each other.
-    contention
-        Needs `sat_mmac`.
-    cost_ms
-        Measured time per image, [segment][input width][width], instead of MMACs * `ms_per_mmac`.
+    cap
+        Maximum number of instances for one (segment, width) on a server.
+    util_block
+        A busy server with a higher U loads no instances.
+    idle_ms
+        Idle time after which an instance is unloaded.
+    starve_ms
+        Younger blocks may pass a blocked one until it has waited this long.
+    strict
+        Younger blocks never pass a blocked one.
+    shed
+        Requests are dropped at a decision if their expected end is after their deadline.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> scenario = serving.reference(rate=500, seconds=0.1)
+    >>> serving.simulate(scenario, settings=serving.Settings(strict=True)).summary.completed
+    43
     """
 
-    id: int | str
-    vram_mb: float
-    launch_ms: float
-    ms_per_mmac: float
-    idle_w: float
-    peak_w: float
-    load_ms: float | None = None
-    sat_mmac: float | None = None
-    contention: Contention | None = None
-    cost_ms: Any = None
+    cap: int = 4
+    util_block: float = 0.92
+    idle_ms: float = 500.0
+    starve_ms: float = 20.0
+    strict: bool = False
+    shed: bool = True
+
+    def __post_init__(self) -> None:
+        integer("cap", self.cap, 1, SLOTS)
+        for key in ("strict", "shed"):
+            object.__setattr__(self, key, boolean(key, getattr(self, key)))
+        non_negative("util_block", self.util_block)
+        milliseconds("idle_ms", self.idle_ms)
+        milliseconds("starve_ms", self.starve_ms)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -141,6 +132,17 @@ class Scenario:
     ------
     InputError
         A field is wrong; the message names its path and the value.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> server = serving.Server("gpu", 100, launch_ms=1, ms_per_mmac=0.1, idle_w=20, peak_w=200)
+    >>> scenario = serving.Scenario(
+    ...     [0.5, 1], [[[5, 20]], [[5, 10], [10, 20]]], [[10, 20]] * 2, [70, 72, 71, 75], [server],
+    ...     arrival_ms=[0, 1, 5], deadline_ms=20,
+    ... )
+    >>> serving.simulate(scenario).summary.attainment
+    100.0
     """
 
     widths: Sequence[float]
@@ -170,18 +172,18 @@ class Scenario:
             raise InputError(f"ids: {len(names)} names of {len(arrival)} requests")
         if not self.servers:
             raise InputError("servers: expected at least one")
-        servers = tuple(_server(s, one, (k, n)) for s, one in enumerate(self.servers))
+        servers = tuple(checked_server(s, one, (k, n)) for s, one in enumerate(self.servers))
         identifiers("servers", [one.id for one in servers])
         self.__dict__.update(
             network,
             max_batch=integer("max_batch", self.max_batch, 1, 4096),
-            accuracy=accuracy_table(self.accuracy, network["widths"], k),
+            accuracy=accuracy_table(self.accuracy, n, k),
             servers=servers,
             arrival_ms=frozen(arrival[order] / NS_PER_MS),
             deadline_ms=_deadlines(self.deadline_ms, order),
             ids=tuple(names[i] for i in order),
             router_ms=None if self.router_ms is None else milliseconds("router_ms", self.router_ms),
-            link=None if self.link is None else _link(self.link, (k, n)),
+            link=None if self.link is None else checked_link(self.link, (k, n)),
             ms_per_point=non_negative("ms_per_point", self.ms_per_point),
             ms_per_joule=non_negative("ms_per_joule", self.ms_per_joule),
             name=label("name", self.name),
@@ -398,48 +400,6 @@ def _deadlines(given: Any, order: IntArray) -> FloatArray | None:
     return frozen(some[order].astype(np.float64))
 
 
-def _server(s: int, given: Any, shape: tuple[int, int]) -> Server:
-    place = f"servers[{s}]"
-    if not isinstance(given, Server):
-        raise InputError(f"{place}: expected a Server, got {given!r:.60}")
-    found: dict[str, Any] = {"id": given.id}
-    for key in Server.__struct_fields__[1:8]:
-        value = getattr(given, key)
-        if value is not None or key not in ("load_ms", "sat_mmac"):
-            check = milliseconds if key in ("launch_ms", "load_ms") else non_negative
-            found[key] = check(f"{place}.{key}", value)
-    if found["peak_w"] < found["idle_w"]:
-        raise InputError(f"{place}.peak_w: {given.peak_w} is below idle_w, {given.idle_w}")
-    if found.get("sat_mmac", 1.0) < 1e-9:
-        raise InputError(f"{place}.sat_mmac: expected a number > 0, got {given.sat_mmac}")
-    if given.contention is not None:
-        if given.sat_mmac is None:
-            raise InputError(f"{place}.contention: needs sat_mmac")
-        if not isinstance(given.contention, Contention):
-            raise InputError(f"{place}.contention: expected a Contention")
-        rule = msgspec.structs.asdict(given.contention).items()
-        found["contention"] = Contention(
-            **{key: non_negative(f"{place}.contention.{key}", value) for key, value in rule}
-        )
-    if given.cost_ms is not None:
-        if (k := len(work_table(f"{place}.cost_ms", given.cost_ms, shape[1]))) != shape[0]:
-            raise InputError(f"{place}.cost_ms: expected {shape[0]} segments, got {k}")
-        found["cost_ms"] = [np.asarray(part, np.float64).tolist() for part in given.cost_ms]
-    return Server(**found)
-
-
-def _link(given: Any, shape: tuple[int, int]) -> Link:
-    if not isinstance(given, Link):
-        raise InputError(f"link: expected a Link, got {given!r:.60}")
-    latency = milliseconds("link.latency_ms", given.latency_ms)
-    per_mb = non_negative("link.ms_per_mb", given.ms_per_mb)
-    sizes = table("link.activation_mb", given.activation_mb, 2)
-    if sizes.shape != shape:
-        raise InputError(f"link.activation_mb: expected shape {shape}, got {sizes.shape}")
-    milliseconds("link: the longest transfer", latency + per_mb * sizes.max())
-    return Link(latency, per_mb, sizes.tolist())
-
-
 # documents
 
 FORMAT: Final = "optsched.routing/1"
@@ -459,7 +419,6 @@ class _Scenario(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     vram_mb: list[list[float]]
     max_batch: int
     accuracy: dict[str, float]
-    accuracy_prior: str | None = None
     router_ms: float | None = None
     link: Link | None = None
     ms_per_point: float = 4.0
@@ -479,12 +438,7 @@ def from_tree(tree: Any, name: str) -> Scenario:
     found = msgspec.structs.asdict(decode_document(tree, _Scenario, FORMAT, name))
     del found["format"]
     requests: list[_Request] = found.pop("requests")
-    prior = found.pop("accuracy_prior")
     with placed(f"{name}: "):
-        if prior is not None:
-            segments = len(found["mmac"])
-            table = accuracy_table(found["accuracy"], found["widths"], segments, prior)
-            found["accuracy"] = table
         return Scenario(
             ids=[one.id for one in requests],
             arrival_ms=[one.arrival_ms for one in requests],

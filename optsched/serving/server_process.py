@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from optsched.errors import InputError, MissingExtra, OptschedError
-from optsched.serving.plan import SLOTS
+from optsched.serving.tables import SLOTS
 from optsched.solving.limits import available_cores
 
 try:

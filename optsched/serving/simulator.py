@@ -12,12 +12,11 @@ import numpy as np
 from optsched.errors import InputError, InternalError
 from optsched.io.values import integer
 from optsched.serving import routers, world
-from optsched.serving.core import Settings, new_core, pin
+from optsched.serving.core import new_core, pin
 from optsched.serving.log import BATCH, ENTRY, INSTANCE, SHED, Log, Summary, percentile
-from optsched.serving.plan import SLOTS
 from optsched.serving.rules import external
-from optsched.serving.scenario import Scenario
-from optsched.serving.tables import NEVER, NS_PER_MS, POINTS, milliseconds
+from optsched.serving.scenario import Scenario, Settings
+from optsched.serving.tables import NEVER, NS_PER_MS, POINTS, SLOTS, milliseconds
 from optsched.serving.world import World, advance
 
 if TYPE_CHECKING:
@@ -31,7 +30,15 @@ _ROWS = 1024  # initial capacity of the log for instances
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Result of a simulation: summary, objective and, if kept, the log."""
+    """Result of a simulation: summary, objective and, if kept, the log.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> run = serving.simulate(serving.reference(rate=500, seconds=0.1))
+    >>> run.summary.completed == len(run.finish)
+    True
+    """
 
     scenario: Scenario
     log: Log | None
@@ -97,6 +104,15 @@ def simulate(
         The router sent a block where it can never run, or returned no decision.
     InputError
         An argument is wrong, or the plan does not fit the servers.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> scenario = serving.reference(rate=500, seconds=0.1)
+    >>> plan = serving.plan_instances(scenario)
+    >>> run = serving.simulate(scenario, serving.MarginalCost(), plan=plan)
+    >>> run.summary.completed
+    43
     """
     if not isinstance(scenario, Scenario):
         raise InputError(f"scenario: expected a Scenario, got {scenario!r:.60}")
@@ -285,6 +301,14 @@ class Point(msgspec.Struct, frozen=True):
 
     Latencies in ms, energy in J, cost in ms a request; `attainment` only if there are deadlines.
     Energy per image is that of all seeds divided by the images of all seeds.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> scenario = serving.reference(rate=500, seconds=0.1)
+    >>> point = serving.compare(scenario, {"auto": serving.MarginalCost()}, seeds=[0])[0]
+    >>> point.router, point.seeds, point.saturated
+    ('auto', 1, False)
     """
 
     load: str
@@ -328,6 +352,15 @@ def compare(
     -------
     list
         One point per router, in their order.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> scenario = serving.reference(rate=500, seconds=0.1)
+    >>> narrow = serving.Router(serving.Static((0, 0, 0, 0)))
+    >>> routers = {"narrow": narrow, "auto": serving.MarginalCost()}
+    >>> [round(one.mean["accuracy"]) for one in serving.compare(scenario, routers, seeds=range(2))]
+    [70, 76]
     """
     numbers = list(seeds)
     if not numbers or not routers:
@@ -348,7 +381,17 @@ def compare(
 
 
 def front_of(points: Sequence[Point], x: str = "accuracy", y: str = "p99_ms") -> list[Point]:
-    """Return the points that no other dominates in both measures, without saturated points."""
+    """Return the points that no other dominates in both measures, without saturated points.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> scenario = serving.reference(rate=500, seconds=0.1)
+    >>> routers = {str(w): serving.Router(serving.Static((w,) * 4)) for w in range(4)}
+    >>> points = serving.compare(scenario, routers, seeds=[0])
+    >>> [point.router for point in serving.front_of(points)]
+    ['0', '1', '2', '3']
+    """
     for key in (x, y):
         if not all(key in point.mean for point in points):
             raise InputError(f"{key}: the points do not have it; their scenarios have no deadlines")

@@ -1,15 +1,16 @@
-"""Checked numbers and tables of a scenario; accuracy of width tuples that were not measured."""
+"""Parts of a scenario, checked: numbers, tables, servers, links, accuracy of width tuples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from optsched.errors import InputError
-from optsched.io.values import frozen, label, number, one_of
+from optsched.io.values import frozen, label, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +19,8 @@ FloatArray = npt.NDArray[np.float64]
 
 NS_PER_MS = 10**6
 NEVER: Final = 2**62
+SLOTS: Final = 12
+"""Maximum number of instances on a server."""
 POINTS = 10_000
 """Parts of a percentage point in which accuracies are counted."""
 
@@ -98,6 +101,129 @@ def identifiers(place: str, given: Iterable[Any]) -> list[int | str]:
     return list(seen)
 
 
+# servers
+
+
+class Contention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Slowdown of batches that run together on a server.
+
+    With U the sum of their loads, a batch takes 1 + below * min(U, knee) + above * max(0, U - knee)
+    times as long.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> serving.Contention(knee=0.92, below=0.5, above=12)
+    Contention(knee=0.92, below=0.5, above=12)
+    """
+
+    knee: float
+    below: float
+    above: float
+
+
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Time to move the activations of an image between servers: latency + size * ms_per_mb.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> serving.reference("cluster-3gpu-wifi", rate=50, seconds=0.1).link.latency_ms
+    2.0
+    """
+
+    latency_ms: float
+    ms_per_mb: float
+    activation_mb: list[list[float]]
+    """Size of the output of one image, [segment][width]."""
+
+
+class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One GPU, or a share of a CPU.
+
+    Parameters
+    ----------
+    id
+        Name in documents.
+    vram_mb
+        Memory for instances, to the thousandth.
+    launch_ms
+        Constant part of the duration of a batch.
+    ms_per_mmac
+        Time of a million multiply-accumulates.
+    idle_w, peak_w
+        Power at no and at full load.
+    load_ms
+        Time to load an instance; None: none.
+    sat_mmac
+        Work of a batch that alone half fills the server; None: batches do not slow each other.
+    contention
+        Needs `sat_mmac`.
+    cost_ms
+        Measured time per image, [segment][input width][width], instead of MMACs * `ms_per_mmac`.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> serving.Server("cpu", vram_mb=64, launch_ms=0.5, ms_per_mmac=1, idle_w=0, peak_w=0).load_ms
+    """
+
+    id: int | str
+    vram_mb: float
+    launch_ms: float
+    ms_per_mmac: float
+    idle_w: float
+    peak_w: float
+    load_ms: float | None = None
+    sat_mmac: float | None = None
+    contention: Contention | None = None
+    cost_ms: Any = None
+
+
+def checked_server(s: int, given: Any, shape: tuple[int, int]) -> Server:
+    """Return a server with checked fields; `shape` is that of tables [segment][width]."""
+    place = f"servers[{s}]"
+    if not isinstance(given, Server):
+        raise InputError(f"{place}: expected a Server, got {given!r:.60}")
+    found: dict[str, Any] = {"id": given.id}
+    for key in Server.__struct_fields__[1:8]:
+        value = getattr(given, key)
+        if value is not None or key not in ("load_ms", "sat_mmac"):
+            check = milliseconds if key in ("launch_ms", "load_ms") else non_negative
+            found[key] = check(f"{place}.{key}", value)
+    if found["peak_w"] < found["idle_w"]:
+        raise InputError(f"{place}.peak_w: {given.peak_w} is below idle_w, {given.idle_w}")
+    if found.get("sat_mmac", 1.0) < 1e-9:
+        raise InputError(f"{place}.sat_mmac: expected a number > 0, got {given.sat_mmac}")
+    if given.contention is not None:
+        if given.sat_mmac is None:
+            raise InputError(f"{place}.contention: needs sat_mmac")
+        if not isinstance(given.contention, Contention):
+            raise InputError(f"{place}.contention: expected a Contention")
+        rule = msgspec.structs.asdict(given.contention).items()
+        found["contention"] = Contention(
+            **{key: non_negative(f"{place}.contention.{key}", value) for key, value in rule}
+        )
+    if given.cost_ms is not None:
+        if (k := len(work_table(f"{place}.cost_ms", given.cost_ms, shape[1]))) != shape[0]:
+            raise InputError(f"{place}.cost_ms: expected {shape[0]} segments, got {k}")
+        found["cost_ms"] = [np.asarray(part, np.float64).tolist() for part in given.cost_ms]
+    return Server(**found)
+
+
+def checked_link(given: Any, shape: tuple[int, int]) -> Link:
+    """Return a link with checked fields."""
+    if not isinstance(given, Link):
+        raise InputError(f"link: expected a Link, got {given!r:.60}")
+    latency = milliseconds("link.latency_ms", given.latency_ms)
+    per_mb = non_negative("link.ms_per_mb", given.ms_per_mb)
+    sizes = table("link.activation_mb", given.activation_mb, 2)
+    if sizes.shape != shape:
+        raise InputError(f"link.activation_mb: expected shape {shape}, got {sizes.shape}")
+    milliseconds("link: the longest transfer", latency + per_mb * sizes.max())
+    return Link(latency, per_mb, sizes.tolist())
+
+
 # accuracy
 
 WIDTHS: Final = (0.25, 0.5, 0.75, 1.0)
@@ -132,6 +258,12 @@ def additive(known: Mapping[tuple[int, ...], float] = PUBLISHED, widths: int = 4
     ------
     InputError
         A uniform tuple is missing.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> serving.additive({(0, 0): 60, (1, 1): 70}, widths=2).tolist()
+    [[60.0, 65.0], [65.0, 70.0]]
     """
     segments = len(next(iter(known)))
     uniform = [(w,) * segments for w in range(widths)]
@@ -142,7 +274,7 @@ def additive(known: Mapping[tuple[int, ...], float] = PUBLISHED, widths: int = 4
     mixed = [row for row in known if len(set(row)) > 1]
     target = np.array([known[row] - known[uniform[0]] for row in mixed])
     share = _shares(gain[np.array(mixed, np.int64).reshape(-1, segments)], target)
-    found = np.full((widths,) * segments, known[uniform[0]])
+    found = np.full((widths,) * segments, float(known[uniform[0]]))
     for k in range(segments):
         found += np.expand_dims(share[k] * gain, [i for i in range(segments) if i != k])
     return found
@@ -155,6 +287,12 @@ def nearest(
 
     The distance is L1 in widths, ties go to the lower accuracy. Of the published table this lowers
     the estimate for 90 of the 768 single widenings.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> serving.nearest({(0, 0): 60, (1, 1): 70}, widths=(0.5, 1)).tolist()
+    [[60.0, 60.0], [60.0, 70.0]]
     """
     value = np.asarray(widths, np.float64)
     rows = sorted(known.items(), key=lambda item: (item[1], item[0]))
@@ -162,41 +300,26 @@ def nearest(
     segments = points.shape[1]
     every = value[np.indices((len(value),) * segments).reshape(segments, -1).T]
     distance = np.round(np.abs(every[:, None, :] - points[None]).sum(axis=2), 9)
-    percent: FloatArray = np.array([one for _, one in rows])[distance.argmin(axis=1)]
+    percent: FloatArray = np.array([one for _, one in rows], np.float64)[distance.argmin(axis=1)]
     return percent.reshape((len(value),) * segments)
 
 
-def accuracy_table(
-    given: Mapping[str, float] | npt.ArrayLike,
-    widths: npt.ArrayLike,
-    segments: int,
-    prior: str | None = None,
-) -> FloatArray:
-    """Return the accuracy of all tuples in percent, the last segment's width counting fastest.
+def accuracy_table(given: Mapping[str, float] | npt.ArrayLike, n: int, segments: int) -> FloatArray:
+    """Return the accuracy of all tuples of n widths, the last segment's width counting fastest.
 
-    `given` is percent by tuple, ``{"0,1,2,3": 74.5, ...}``, or an array of all; `prior` estimates
-    missing tuples: ``"additive"`` or ``"nearest"``. `InputError` names the tuple and the value.
+    `given` is percent by tuple, ``{"0,1,2,3": 74.5, ...}``, or an array of all. `InputError` names
+    the tuple and the value.
     """
-    n = len(np.asarray(widths))
-    if prior is not None:
-        one_of("accuracy_prior", prior, ("additive", "nearest"))
     if isinstance(given, Mapping):
         percent = np.full((n,) * segments, np.nan)
         for key, value in given.items():
             percent[_indices(key, n, segments)] = non_negative(f"accuracy[{key!r}]", value)
         missing = int(np.isnan(percent).sum())
-        if missing and prior is None:
-            raise InputError(
-                f"accuracy: {missing} of {percent.size} tuples are missing; give "
-                'accuracy_prior "additive" or "nearest"'
-            )
-        if missing == percent.size:
-            raise InputError("accuracy: no tuple is given")
         if missing:
-            at = np.argwhere(~np.isnan(percent)).tolist()
-            known = {tuple(one): float(percent[tuple(one)]) for one in at}
-            guess = additive(known, n) if prior == "additive" else nearest(known, widths)
-            percent = np.where(np.isnan(percent), guess, percent)
+            raise InputError(
+                f"accuracy: {missing} of {percent.size} tuples are missing; estimate them by "
+                "serving.additive or serving.nearest"
+            )
     else:
         percent = table("accuracy", given, max(1, np.ndim(given)))
         if percent.size != n**segments:

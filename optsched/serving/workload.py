@@ -11,8 +11,8 @@ from optsched.errors import InputError
 from optsched.io.csv_rows import csv_records
 from optsched.io.files import read_text
 from optsched.io.values import integer, one_of
-from optsched.serving.scenario import Contention, Link, Scenario, Server
-from optsched.serving.tables import WIDTHS, additive, non_negative
+from optsched.serving.scenario import Scenario
+from optsched.serving.tables import WIDTHS, Contention, Link, Server, additive, non_negative
 
 if TYPE_CHECKING:
     import os
@@ -48,6 +48,12 @@ def network_mmac(
     """Return millions of multiply-accumulates of `SlimResNet`, [segment][input width][width].
 
     `side`, the pixels of an image's side, is halved (rounded up) before all segments but the first.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> serving.network_mmac((8, 16), (0.5, 1), side=8, classes=10)[0]  # first segment
+    [[0.043776, 0.16128]]
     """
     found = []
     for k, wide in enumerate(channels):
@@ -87,6 +93,12 @@ def reference(
         See `arrivals`.
     fields
         Other fields of `Scenario`.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> serving.reference(rate=2500, burst=3, seconds=1, seed=1)
+    Scenario('cluster-3gpu', 4909 requests, 3 servers, 4 segments, widths (0.25, 0.5, 0.75, 1.0))
     """
     link = None
     if LINKS[one_of("name", name, list(LINKS))]:
@@ -117,6 +129,12 @@ def arrivals(rate: float, *, burst: float = 1.0, seconds: float = 8.0, seed: int
         Length of the trace.
     seed
         Of a separate stream of random numbers.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> serving.arrivals(rate=100, seconds=0.05).round(1).tolist()
+    [6.8, 17.0, 17.2, 17.2, 22.7, 39.0, 45.8]
     """
     rate, seconds = non_negative("rate", rate), non_negative("seconds", seconds)
     if non_negative("burst", burst) < 1:
@@ -144,12 +162,23 @@ def arrivals(rate: float, *, burst: float = 1.0, seconds: float = 8.0, seed: int
 
 
 def read_arrivals(path: str | os.PathLike[str]) -> FloatArray:
-    """Read recorded arrivals: a CSV file with one column ``arrival_ms``, ascending.
+    r"""Read recorded arrivals: a CSV file with one column ``arrival_ms``, ascending.
 
     Raises
     ------
     InputError
         A different header, a row that is not a number >= 0, or a row below the previous one.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from optsched import serving
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "trace.csv")
+    ...     _ = path.write_text("arrival_ms\n0\n1.5\n")
+    ...     serving.read_arrivals(path).tolist()
+    [0.0, 1.5]
     """
     found: list[float] = []
     for place, row in csv_records(read_text(path), str(path), ("arrival_ms",), ("arrival_ms",)):

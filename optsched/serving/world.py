@@ -26,9 +26,8 @@ from optsched.serving.core import (
     settle,
 )
 from optsched.serving.log import BATCH, ENTRY, INSTANCE
-from optsched.serving.plan import SLOTS
 from optsched.serving.rules import RULE, decide, delay, expected
-from optsched.serving.tables import NEVER
+from optsched.serving.tables import NEVER, SLOTS
 
 if TYPE_CHECKING:
     from optsched.serving.plan import Plan

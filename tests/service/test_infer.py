@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,14 +20,16 @@ torch = pytest.importorskip("torch")
 
 from starlette.testclient import TestClient  # noqa: E402
 
+from benchmarks.service.server import service  # noqa: E402
 from optsched.service.app import create_app  # noqa: E402
 from optsched.service.infer import infer_route  # noqa: E402
 from optsched.service.settings import Settings  # noqa: E402
 from optsched.serving import Executor, LiveServer, Scenario, Server, SlimResNet  # noqa: E402
-from optsched.serving.network import normalised, work_of  # noqa: E402
+from optsched.serving.network import normalised, save_network, work_of  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 NET = SlimResNet(5, channels=(4, 8), blocks=1, in_channels=3, group_channels=2, widths=(0.5, 1.0))
 SHAPE = (3, 8, 8)
@@ -32,13 +37,12 @@ COLOURS = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
 FLOATS = np.random.default_rng(1).normal(size=SHAPE).astype("<f4")
 
 
-def live() -> LiveServer:
+def scenario(net: SlimResNet, shape: tuple[int, ...]) -> Scenario:
     """Two servers on the CPU."""
-    scenario = Scenario(
-        NET.widths, work_of(NET, SHAPE), [[10, 20]] * 2, [50.0 + j for j in range(4)],
+    return Scenario(
+        net.widths, work_of(net, shape), [[10, 20]] * 2, [50.0 + j for j in range(4)],
         [Server(name, 60, 0.1, 1.0, 0, 0, 5.0) for name in ("a", "b")], [], max_batch=8,
     )  # fmt: skip
-    return LiveServer(Executor(NET, scenario), SHAPE, 64)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +50,7 @@ def running() -> Iterator[TestClient]:
     """A service with a network; it knows the processes of the servers."""
     before = children()
     with (
-        live() as server,
+        LiveServer(Executor(NET, scenario(NET, SHAPE)), SHAPE, 64) as server,
         nullcontext(children() - before) as servers,
         TestClient(create_app(Settings(workers=1), more=[infer_route(server)]),
                    base_url="http://localhost") as found,
@@ -126,6 +130,25 @@ def test_bad_input(running: TestClient, body: Any, field: str) -> None:
     sent = running.post("/infer", json=body)
     assert sent.status_code == 400, sent.text
     assert sent.json()["error"]["field"] == field, sent.text
+
+
+def test_sigterm_answers_requests_in_flight(tmp_path: Path) -> None:
+    """All get their scores; then the exit code is 0, and no process is left."""
+    net, shape = SlimResNet(5, (64, 64), 1, 3, 8, (0.5, 1.0)), (3, 32, 32)
+    save_network(net, tmp_path / "net.pt")
+    scenario(net, shape).write(tmp_path / "s.json")
+    body = json.dumps({"image": np.zeros(shape).tolist()}).encode()
+    head = b"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    given = ["--slim", str(tmp_path / "net.pt"), "--scenario", str(tmp_path / "s.json")]
+    with service(*given, "--workers", "1") as running, ExitStack() as stack:
+        connect = partial(socket.create_connection, ("127.0.0.1", running.port), 30)
+        links = [stack.enter_context(connect()) for _ in range(40)]
+        for link in links:
+            link.sendall(head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        found = [links[0].recv(99)]
+        running.process.send_signal(signal.SIGTERM)
+        found += [link.recv(99) for link in links[1:]]
+        assert all(one.startswith(b"HTTP/1.1 200") for one in found), found
 
 
 def test_dead_servers(running: TestClient) -> None:

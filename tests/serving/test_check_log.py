@@ -13,8 +13,9 @@ from serving_cases import GONE, Resident, document, mutated, plain, random_scena
 from optsched.errors import InputError
 from optsched.serving.log_check import check
 from optsched.serving.routers import RoundRobin, Router, Static
-from optsched.serving.scenario import Link, Scenario, Server
+from optsched.serving.scenario import Scenario
 from optsched.serving.simulator import simulate
+from optsched.serving.tables import Link, Server
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,9 +15,9 @@ from serving_cases import GONE, Resident, Says, mutated, plain, random_scenario,
 import optsched
 from optsched.errors import InputError
 from optsched.serving import check, compare, plan_instances, reference, simulate
-from optsched.serving.core import Settings
 from optsched.serving.log import Log
 from optsched.serving.routers import JSED, Decision, MarginalCost, Router, Static, View
+from optsched.serving.scenario import Settings
 from optsched.serving.simulator import front_of, new_world
 from optsched.serving.world import advance
 

@@ -35,7 +35,8 @@ from optsched.serving.routers import (
     Router,
     Static,
 )
-from optsched.serving.scenario import Scenario, Server
+from optsched.serving.scenario import Scenario, Settings
+from optsched.serving.tables import Server
 from optsched.serving.world import ARRIVE, REQUEUE, ROUTE
 
 torch = pytest.importorskip("torch")
@@ -90,7 +91,7 @@ def drive(
 ) -> tuple[Controller, int]:
     """Serve with random durations; a server may die. The controller, and the requests lost."""
     rng = np.random.default_rng(seed)
-    controller, dead = Controller(scenario, router, plan, core.Settings(idle_ms=20.0), seed), -1
+    controller, dead = Controller(scenario, router, plan, Settings(idle_ms=20.0), seed), -1
     coming = [(at, ARRIVE, 0, r) for r, at in enumerate(scenario.arrival.tolist())]
     follows = {core.RUN: core.DONE, core.LOAD: core.LOADED, core.UNLOAD: core.UNLOADED}
     lost = 0

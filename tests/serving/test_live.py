@@ -97,7 +97,7 @@ def test_deadlines(server: LiveServer) -> None:
         if i % 2:
             assert isinstance(future.exception(0), DeadlineMissed)
         else:
-            assert right(image, future)
+            assert right(image, future) and not future.result(0).late
     after = server.telemetry()
     assert (after.answered - before.answered, after.shed - before.shed) == (20, 20)
     assert after.mean_ms is not None and after.p99_ms is not None and after.p99_ms > 0
@@ -154,7 +154,7 @@ def test_the_end() -> None:
     images = torch.randn(50, *SHAPE)
     futures = [server.submit(one, 0.0) for one in images]
     server.stop()
-    assert all(map(right, images, futures))
+    assert all(map(right, images, futures)) and all(one.result(0).late for one in futures)
     assert server.telemetry().late == 50
     server.stop()
     with pytest.raises(InputError, match="takes no images: it was stopped"):

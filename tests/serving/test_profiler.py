@@ -9,10 +9,11 @@ import pytest
 
 from optsched.errors import InputError
 from optsched.serving.plan import Plan
-from optsched.serving.profiler import Costs, Sample, fit, profile
+from optsched.serving.profiler import Costs, fit, profile
 from optsched.serving.routers import Router, Static
 from optsched.serving.scenario import Scenario
 from optsched.serving.simulator import simulate
+from optsched.serving.tables import Server
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,11 +25,13 @@ ROUTER = Router(Static((1, 1)), group=1)
 
 def costs(launch: float, cost: Any, cores: float = np.inf) -> Costs:
     """Fitted to what two servers would show whose batches share so many cores."""
-    samples = [
-        Sample(*case, n, m, launch + n * float(cost[case]) * max(1.0, m / cores), m * n == 2)
-        for case in CASES for n in (1, 2, 4, 8, 16) for m in (1, 2, 3)
-    ]  # fmt: skip
-    own = [fit(f"cpu-{s}", 48, 2.0 + s, samples, MMAC) for s in range(2)]
+    cases = np.array([(*case, n, m) for case in CASES for n in (1, 2, 4, 8, 16) for m in (1, 2, 3)])
+    k, i, w, n, m = cases.T
+    ms = launch + n * cost[k, i, w] * np.maximum(1.0, m / cores)
+    own = [
+        fit(Server(f"cpu-{s}", 48, 0, 0, 0, 0, 2.0 + s), cases, ms, m * n == 2, MMAC)
+        for s in range(2)
+    ]
     return Costs(16, [0.5, 1.0], MMAC.tolist(), [[1, 2], [3, 4]], own)
 
 
@@ -42,8 +45,6 @@ def test_fit_recovers_costs(launch: float) -> None:
     assert np.array(found.server.cost_ms) == pytest.approx(cost, abs=1e-6)
     assert found.server.contention is None
     assert found.error == pytest.approx(0, abs=1e-6)
-    for one in found.samples:
-        assert one.fitted_ms == pytest.approx(one.ms, abs=1e-5)
 
 
 @pytest.mark.parametrize("cores", [1, 2])
@@ -89,13 +90,9 @@ def test_profile() -> None:
     found = profile(network(), ["cpu"], (1, 2, 4), side=8, repeats=1,
                     on_progress=lambda *at: told.append(at))  # fmt: skip
     assert told == [(j, len(told)) for j in range(1, len(told) + 1)]
-    for one in found.devices:
-        alone = {row[:4] for row in one.samples if row.together == 1}
-        assert alone == {(*case, n) for case in CASES for n in (1, 2, 4)}
-        assert {row.together for row in one.samples} == set(range(1, 7))
-        assert sum(row.held_out for row in one.samples) == 1  # a quarter of the 6 between the sizes
-        assert min(one.server.load_ms or 0, *(row.ms for row in one.samples)) > 0
-        assert one.error is not None
+    (one,) = found.devices
+    assert min(one.in_use, one.error or 1, one.server.load_ms or 0) > 0
+    assert [np.array(part).shape for part in one.server.cost_ms] == [(2, 2), (2, 2)]
     assert found.vram_mb[1][1] > found.vram_mb[1][0] > 0
     assert 0 < found.router_ms < 5
     assert simulate(found.scenario(np.ones((2, 2)), rate=50), ROUTER).summary.completion == 1

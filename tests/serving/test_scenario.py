@@ -14,9 +14,9 @@ from serving_cases import GONE, document, mutated, plain, random_scenario, resid
 from optsched.errors import InputError
 from optsched.serving.log import Log
 from optsched.serving.routers import JSED, Router, Static
-from optsched.serving.scenario import Contention, Link, Scenario, Server, to_json
+from optsched.serving.scenario import Scenario, to_json
 from optsched.serving.simulator import simulate
-from optsched.serving.tables import additive, nearest
+from optsched.serving.tables import Contention, Link, Server, additive, nearest
 from optsched.serving.workload import network_mmac, read_arrivals, reference
 
 if TYPE_CHECKING:

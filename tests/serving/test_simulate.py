@@ -24,10 +24,9 @@ from serving_cases import (
 
 import optsched
 from optsched.errors import InputError
-from optsched.serving.core import Settings
 from optsched.serving.log_check import check
 from optsched.serving.routers import JSED, Decision, InfeasibleRoute, Router, Static
-from optsched.serving.scenario import Contention
+from optsched.serving.scenario import Contention, Settings
 from optsched.serving.simulator import new_world, simulate
 from optsched.serving.workload import arrivals
 from optsched.serving.world import DRAINED, advance
