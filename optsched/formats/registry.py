@@ -1,6 +1,6 @@
 """Formats by name: those of this package, and entry points of other packages.
 
-The group of entry points is ``optsched.formats``, their value a `Reader`; see ``docs/formats.md``.
+Entry points of the group ``optsched.formats`` are a `Reader`; see ``docs/orders/formats.md``.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def verify(schedule: Schedule, problem: Problem | None = None) -> list[Violation
     -------
     list of Violation
         Of sequences, resources, arcs, windows, memory, deadlocks, claims and the problem, in this
-        order. ``docs/verify.md`` lists the kinds and defines "every" for overlaps.
+        order. ``docs/orders/verifier.md`` lists the kinds and defines "every" for overlaps.
 
     Raises
     ------

@@ -14,7 +14,7 @@ Kind: TypeAlias = Literal[
 ]  # fmt: skip
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
-"""Every kind of violation; ``docs/verify.md`` explains them one by one."""
+"""Every kind of violation; ``docs/orders/verifier.md`` explains them one by one."""
 
 
 @dataclass(frozen=True)

@@ -17,5 +17,5 @@ Shared: `_cpsat` (the driver of CP-SAT), `_portfolio` (engines side by side, one
 bound), `_loading` (kernels, without missing a limit for them).
 
 Entry points name them, a group for each kind (``optsched.solvers.jobshop``, ...): other
-packages register their solvers in the same way (docs/solvers.md).
+packages register their solvers in the same way (docs/orders/write-a-solver.md).
 """
