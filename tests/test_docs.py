@@ -23,6 +23,9 @@ DOCS = ROOT / "docs"
 
 SLOW: dict[str, str] = {
     "orders/compare-solvers.md": "every solve of a benchmark is a process",
+    "clusters/ddp-loop.md": "trains; tests/elastic/test_sampling.py runs it on two ranks",
+    "clusters/elastic-pool.md": "trains seven jobs in worker processes",
+    "clusters/several-machines.md": "starts processes of joblib and a dask cluster",
     "clusters/plan-arrays.md": "trains two arrays, one process per worker",
     "clusters/serving.md": "starts processes with torch",
 }

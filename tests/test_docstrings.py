@@ -21,9 +21,10 @@ PUBLIC = [
 """Modules whose names users import."""
 
 COMPLETE = {
-    "optsched", "optsched.arraypipe", "optsched.bandwidth", "optsched.formats.registry",
-    "optsched.pipelines", "optsched.plan", "optsched.plots", "optsched.service.client",
-    "optsched.serving", "optsched.solving.stop", "optsched.testing",
+    "optsched", "optsched.arraypipe", "optsched.bandwidth", "optsched.cluster",
+    "optsched.cluster.determined", "optsched.cluster.policies", "optsched.elastic",
+    "optsched.formats.registry", "optsched.pipelines", "optsched.plan", "optsched.plots",
+    "optsched.service.client", "optsched.serving", "optsched.solving.stop", "optsched.testing",
 }  # fmt: skip
 """Modules of the list above in which every function and class has an example."""
 

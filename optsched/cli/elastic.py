@@ -37,7 +37,7 @@ _ACTIVE: Final = ("joining", "running")
 
 
 def elastic(
-    jobs: Annotated[Path | None, argument("Jobs (TOML), see docs/elastic.md.")] = None,
+    jobs: Annotated[Path | None, argument("TOML file, see docs/clusters/elastic-pool.md.")] = None,
     slots: Annotated[int | None, option("Workers [default: as --devices].")] = None,
     policy: Annotated[
         str | None, option("Of optsched cluster simulate [default: time_to_target].")

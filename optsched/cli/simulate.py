@@ -81,7 +81,7 @@ def simulate(
 ) -> None:
     """Replay a trace on a cluster and compare policies; Ctrl-C keeps the results so far.
 
-    One row per policy; times are means over jobs. `docs/simulator.md` defines every number.
+    One row per policy, means over jobs. `docs/clusters/simulator-events.md` defines every number.
 
     Example: optsched cluster simulate synthetic:1000:0.9 --policy fifo,srtf --nodes 8x8
     """

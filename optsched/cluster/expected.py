@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 
 
 class ExpectedStart(NamedTuple):
-    """Start of a waiting job, and the reason of its waiting."""
+    """Hold percentiles of the start of a waiting job, and the reason of its waiting.
+
+    Examples
+    --------
+    >>> optsched.cluster.ExpectedStart(times=(60, 90, 300), reason=None).times[1]
+    90
+    """
 
     times: tuple[int, ...]
     """Percentiles of its start (nearest rank), in the order in which they were given."""
@@ -78,6 +84,14 @@ def expected_starts(
     dict
         By name, for jobs that were submitted up to now, have not ended and do not run; in order of
         arrival.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Job, Nodes, Start, Stay, Workload, expected_starts
+    >>> jobs = Workload.of([Job(name=name, sizes=(8,), work=8 * 10**8) for name in "ab"])
+    >>> start = Start(10, [Stay(job="a", start=0, nodes={0: 8})])
+    >>> expected_starts(jobs, "fifo", Nodes(1, gpus=8), start, sigma=0)["b"].times
+    (100, 100, 100)
     """
     if not isinstance(start, Start):
         raise InputError(f"start: expected Start(now, stays), got {format_value(start)}")

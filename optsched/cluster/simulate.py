@@ -78,6 +78,13 @@ def simulate(
     Stalled
         Jobs are pending for ever; the message lists them. Or the policy starts and stops them for
         ever before they do any work.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Job, Nodes, simulate
+    >>> queue = [Job(name=name, sizes=(8,), work=8 * 10**8) for name in "ab"]
+    >>> simulate(queue, "sjf", Nodes(1, gpus=8), restart_cost=30).metrics.jct_mean
+    150.0
     """
     from optsched.cluster.results.run import Run
     from optsched.cluster.workload.nodes import NodeFailures, Nodes

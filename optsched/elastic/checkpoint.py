@@ -115,7 +115,14 @@ class Checkpoint:
 
 
 def read_checkpoint(file: Path | str, name: str) -> dict[str, Any]:
-    """Read a job's ``passes``, ``log``, ``model``, ``optimizer``; `InputError`: no such file."""
+    """Read a job's ``passes``, ``log``, ``model``, ``optimizer``; `InputError`: no such file.
+
+    Examples
+    --------
+    >>> from optsched.elastic import read_checkpoint
+    >>> state = read_checkpoint("run1/wide/checkpoint.pt", "wide")  # doctest: +SKIP
+    >>> weights = state["model"]  # doctest: +SKIP
+    """
     state: Any = load(Path(file))
     if not isinstance(state, dict) or (found := state.get("format")) != FORMAT:
         of = f"of format {found}" if isinstance(state, dict) and found else "no checkpoint"

@@ -26,15 +26,20 @@ _LEAST: Final = 16  # characters of a token
 _PATIENCE_S: Final = 10  # for an answer before the other side is known
 _PAUSE_S: Final = 0.1  # after a connection that could not be accepted
 _HANG_UP: Final = getattr(select, "POLLRDHUP", select.POLLHUP) | select.POLLHUP
+# seconds and probes after which a host that is silent counts as dead
 _ALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""Seconds and probes after which a host that is silent counts as dead."""
 
 
 class OpenPool(NamedTuple):
-    """A pool of `slots` workers, `remote` of them processes of hosts that join at `listen`.
+    """Describe a pool of `slots` workers, `remote` of them of hosts that join at `listen`.
 
     `listen` is ``HOST:PORT``, the address of this host for the others; `token` a secret of at least
     16 characters [default: the variable OPTSCHED_TOKEN].
+
+    Examples
+    --------
+    >>> optsched.elastic.OpenPool(slots=4, remote=2, listen="10.0.0.1:29400").remote
+    2
     """
 
     slots: int

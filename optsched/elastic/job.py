@@ -44,6 +44,12 @@ class Call:
 
     `place` is ``module:function``, ``FILE.py:function``, or a name in `optsched.elastic.workloads`;
     `options` are its keyword arguments.
+
+    Examples
+    --------
+    >>> from optsched.elastic import Call
+    >>> Call("builtins:dict", {"width": 64})()
+    {'width': 64}
     """
 
     place: str
@@ -109,6 +115,14 @@ class TrainingJob:
     ------
     InputError
         A field of a wrong type or range; the message names the job and the field.
+
+    Examples
+    --------
+    >>> from optsched.elastic import Call, TrainingJob
+    >>> job = TrainingJob(name="a", model=Call("mlp", {"width": 32}), data=Call("digits"),
+    ...                   optimizer=Call("adam"), sizes=[1, 2], passes=5)
+    >>> job.sizes
+    (1, 2)
     """
 
     name: str
@@ -234,6 +248,14 @@ def read_jobs(path: str | os.PathLike[str]) -> list[TrainingJob]:
 
     Functions are strings (see `Call`), or tables ``{call = "cnn", classes = 5}`` with arguments;
     paths are relative to the TOML file. An InputError names file, job and field.
+
+    Examples
+    --------
+    >>> from importlib import resources
+    >>> from optsched.elastic import read_jobs
+    >>> jobs = read_jobs(resources.files("optsched.elastic") / "demo.toml")
+    >>> jobs[0].name, jobs[0].sizes
+    ('mlp', (1, 2))
     """
     try:
         tree = tomllib.loads(read_text(path))

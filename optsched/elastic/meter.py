@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 class Uncertainty(NamedTuple):
-    """Means over the samples of a pass: H and Q in [0, 1], and the number of samples."""
+    """Hold means over the samples of a pass: H and Q in [0, 1], and the number of samples.
+
+    Examples
+    --------
+    >>> optsched.elastic.Uncertainty(entropy=0.5, margin=0.7, count=64).count
+    64
+    """
 
     entropy: float
     margin: float
@@ -37,6 +43,14 @@ class EntropyMeter:
     `compute` gives H and Q of this rank: the means of the last two over the samples of its pass.
     Source: Sun & Huh, Entropy, Appl. Sci. 2026, 16, 3725, equations (2), (3), (13)-(17). Sums are
     float64 on the logits' device, without synchronisation before `compute`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> meter = optsched.elastic.EntropyMeter(num_classes=10)
+    >>> meter.update(torch.zeros(4, 10))
+    >>> round(meter.compute().entropy, 3)
+    1.0
     """
 
     def __init__(self, num_classes: int, *, dim: int = -1, ignore_index: int | None = None) -> None:

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 
 class MicroStep(NamedTuple):
-    """Plan of the next pass; arrays by worker."""
+    """Hold the plan of the next pass; arrays by worker.
+
+    Examples
+    --------
+    >>> from optsched.elastic import MicroController
+    >>> MicroController(budget=64, batch_bounds=(2, 64)).step([0.5, 0.5]).batches.tolist()
+    [32, 32]
+    """
 
     samples: IntArray
     batches: IntArray
@@ -34,22 +41,12 @@ class MicroStep(NamedTuple):
 
 
 class MicroController:
-    """Equations (12) and (18)-(27) of Sun & Huh 2026 for one job, one `step` after every pass.
+    """Plan the passes of one job by (12) and (18)-(27) of Sun & Huh 2026, a `step` a pass.
 
     Samples and batches are in proportion to the same weights, so all workers need the same number
     of steps, up to rounding and as long as no batch is at a bound. The paper gives no `alpha` and
-    no `gamma`. A parameter out of range is an `InputError`.
-
-    Where printed formulas contradict the text:
-
-    * (18) divides by the sum: with the bounds of (20) nearly all are 0.5. Here: by the mean.
-    * (20)-(22) mix weights of size 1/R with numbers of at least 0.5, and leave the bounds. Here
-      both have mean 1, and are projected onto bounds and sum.
-    * (23), (24): rounded shares can exceed N. Here the largest fractions get the remainder.
-    * (25) is clip(round(8 + 56 w)), which ignores the budget B of (7). Here: B times weight.
-    * (26) takes relative values: 1/R whatever the entropies are. Here: the values themselves.
-    * (27) multiplies the *last* rate by (U / U_0)**gamma, with the opposite sign of the text. Here:
-      the first rate times (U / U_0)**-gamma; a negative gamma makes it decay.
+    no `gamma`. `docs/clusters/uncertainty.md` lists where printed formulas contradict the text.
+    A parameter out of range is an `InputError`.
 
     Parameters
     ----------
@@ -72,6 +69,13 @@ class MicroController:
         Exponent of the learning rate (27).
     rate, rate_bounds
         Initial learning rate, and its bounds.
+
+    Examples
+    --------
+    >>> from optsched.elastic import MicroController
+    >>> controller = MicroController(budget=64, batch_bounds=(2, 64), samples=1000)
+    >>> controller.step([0.9, 0.3]).samples.tolist()
+    [675, 325]
     """
 
     def __init__(

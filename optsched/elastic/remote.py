@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.elastic import door
-from optsched.elastic.workers import Setting, forkserver_context, hello, work
+from optsched.elastic.workers import RUN_ENDED, Setting, forkserver_context, hello, work
 from optsched.errors import InputError, OptschedError
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _POLL_S: Final = 0.05
 _PATIENCE_S: Final = 60  # in which a pool that cannot be reached may come back
+_GRACE_S: Final = 2  # in which a process reads the last message of a pool
 
 
 def join(
@@ -26,11 +27,13 @@ def join(
     """Train in processes of this host, one a device, until the pool at ``HOST:PORT`` ends.
 
     A process that dies, or that the pool drops, is replaced by a new one. It is an `InputError` if
-    there is no pool, it is full, or has another token, other versions or a folder not seen here.
+    there is no pool, it is full, or has another token, other versions or a folder not seen here,
+    and an `OptschedError` if the pool is gone before the end of its run.
     """
     place, key = door.address_of("join", address), door.token_of(token)
     workers: list[_Worker] = []
     due = [(device, 0.0) for device in devices]  # and the time at which trying ends
+    ended = gone = False
     try:
         while workers or due:
             if due:
@@ -45,18 +48,23 @@ def join(
                         raise InputError(f"join: {error}; start the pool first") from None
                     if isinstance(error, (ConnectionRefusedError, InputError)):
                         on_change(f"{device}: left, {error}")
+                        gone |= isinstance(error, ConnectionRefusedError)
                     elif time.monotonic() > until:
                         raise OptschedError(f"join: {error}, for {_PATIENCE_S} s") from None
                     else:
                         due.append((device, until))
             time.sleep(_POLL_S)
             for worker in [one for one in workers if one.ended()]:
+                ended |= worker.run_ended()
                 worker.close()
                 workers.remove(worker)
                 due.append((worker.device, time.monotonic() + _PATIENCE_S))
     finally:
         for worker in workers:
             worker.close()
+    if gone and not ended:
+        what = "is gone before the end of its run; start it with --resume, then join again"
+        raise OptschedError(f"join: the pool at {address} {what}")
 
 
 class _Worker:
@@ -79,6 +87,11 @@ class _Worker:
     def ended(self) -> bool:
         """Whether the process has died, or the pool has closed the connection."""
         return door.hung_up(self._connection) or not self._process.is_alive()
+
+    def run_ended(self) -> bool:
+        """Whether the pool has reported the end of its run to the process."""
+        self._process.join(_GRACE_S)
+        return bool(self._process.exitcode == RUN_ENDED)
 
     def close(self) -> None:
         """End the process, then the connection."""

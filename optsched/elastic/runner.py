@@ -39,7 +39,13 @@ STATE: Final = "run.json"
 
 
 class Status(NamedTuple):
-    """Argument of `on_progress`: seconds since the start, and the jobs at that time."""
+    """Report the jobs at a time, in seconds since the start; argument of `on_progress`.
+
+    Examples
+    --------
+    >>> optsched.elastic.Status(time=1.5, jobs=[]).time
+    1.5
+    """
 
     time: float
     jobs: list[LiveJob]
@@ -58,7 +64,15 @@ class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LiveRun(Run):
-    """Result of `run`; times in ms. A `Run`, with metrics, history and plots."""
+    """Hold the result of `run`, a `Run` with metrics, history and plots; times in ms.
+
+    Examples
+    --------
+    >>> from optsched import elastic
+    >>> result = elastic.run(elastic.read_jobs("jobs.toml"), 2)  # doctest: +SKIP
+    >>> result.quotas, result.failed  # doctest: +SKIP
+    ({'small': [1, 1, 2]}, {})
+    """
 
     live: tuple[LiveJob, ...]
     times: PassTimes
@@ -122,6 +136,13 @@ def run(
     InputError
         A wrong argument, a job that cannot run, a folder with another run in it; `PolicyError` and
         `Stalled` as in `optsched.cluster.simulate`; `MissingExtra` without torch.
+
+    Examples
+    --------
+    >>> from optsched.elastic import Call, TrainingJob, run
+    >>> job = TrainingJob(name="a", model=Call("mlp"), data=Call("digits"), optimizer=Call("adam"))
+    >>> run([job], slots=1, policy="fifo").quotas  # doctest: +SKIP
+    {'a': [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]}
     """
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("elastic training", "torch")

@@ -39,6 +39,12 @@ class StepPlan:
     Every rank makes all steps, with an empty batch if need be. Sizes of a rank differ by at most 1,
     and so do totals. The mean over ranks, DistributedDataParallel's gradient, is that of the mean
     loss over all samples of the step if every rank multiplies its summed loss by `sum_scale`.
+
+    Examples
+    --------
+    >>> plan = optsched.elastic.StepPlan(counts=(6, 2), batches=(3, 1))
+    >>> plan.steps, plan.size(0, 0), plan.sum_scale(0)
+    (2, 3, 0.5)
     """
 
     counts: tuple[int, ...]
@@ -101,6 +107,13 @@ class VariableBatchLoader:
     options
         Of torch's DataLoader, such as num_workers, pin_memory, collate_fn; its processes are seeded
         by seed, epoch and rank, unless a generator is given.
+
+    Examples
+    --------
+    >>> from optsched.elastic import StepPlan, VariableBatchLoader
+    >>> loader = VariableBatchLoader(range(8), StepPlan((6, 2), (3, 1)), rank=0)
+    >>> [(batch.tolist(), scale) for batch, scale in loader]
+    [([2, 4, 7], 0.5), ([0, 6, 3], 0.5)]
     """
 
     def __init__(

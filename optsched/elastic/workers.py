@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from optsched.elastic.door import OpenPool
 
 MOST_CRASHES: Final = 10  # of a job's workers in a row, without a pass between
+RUN_ENDED: Final = 3  # exit code of a worker of another host whose pool has ended its run
 
 
 class Join(NamedTuple):
@@ -57,11 +58,7 @@ class Order(NamedTuple):
 
 
 class Event(NamedTuple):
-    """A message of a worker.
-
-    ``"joined"`` (`Member.joined`), ``"passed"`` (its record), ``"stopped"`` (part of the pass that
-    is done), ``"failed"`` (why), or ``"died"``.
-    """
+    """Message of a worker: joined, passed (record), stopped (part done), failed (why), or died."""
 
     slot: int
     kind: str
@@ -147,6 +144,8 @@ class Processes:
                 worker.kill()
                 worker.join()
             elif pipe is not None:
+                with suppress(OSError):
+                    pipe.send(("end",))
                 pipe.close()
 
     def begin(self) -> None:
@@ -326,6 +325,8 @@ def work(pipe: Any, setting: Setting) -> None:
         pipe.send(("ready",))
         while True:
             kind, *given = pipe.recv()
+            if kind == "end":
+                os._exit(RUN_ENDED)
             try:
                 if kind == "join":
                     job, join = given

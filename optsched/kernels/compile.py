@@ -114,7 +114,7 @@ def entry(*signature: Any, counted: bool = True) -> Callable[[F], F]:
 
 
 def helper(*signature: Any, counted: bool = True, inline: bool = False) -> Callable[[F], F]:
-    """A function that only kernels call; Python that calls it runs its source.
+    """Mark a function that only kernels call; Python that calls it runs its source.
 
     Parameters
     ----------
@@ -124,6 +124,14 @@ def helper(*signature: Any, counted: bool = True, inline: bool = False) -> Calla
         As of `entry`.
     inline
         One copy inside each caller, whatever LLVM thinks of it.
+
+    Examples
+    --------
+    >>> @optsched.cluster.helper()
+    ... def least(a, b):
+    ...     return a if a < b else b
+    >>> least(3, 2)
+    2
     """
     return _maker(
         Helper, signature, counted, no_cfunc_wrapper=True, no_cpython_wrapper=True,

@@ -68,8 +68,8 @@ def test_any_value_anywhere(kind: str) -> None:
 
 
 def test_the_documented_document() -> None:
-    """The example of docs/quota.md is read, and solved."""
-    text = (Path(__file__).parents[2] / "docs" / "quota.md").read_text()
+    """The example of docs/clusters/quota-solver.md is read, and solved."""
+    text = (Path(__file__).parents[2] / "docs/clusters/quota-solver.md").read_text()
     (block,) = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     result = optsched.solve(quota_json.from_tree(json.loads(block), "quota.md"))
     assert (result.status, result.objective) == ("optimal", -4_500_000)

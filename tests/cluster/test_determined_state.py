@@ -178,7 +178,8 @@ def test_answers_survive_writing_and_reading() -> None:
 def test_documents_of_the_page_and_the_instances() -> None:
     """They are read, and something starts or stops."""
     root = Path(__file__).parents[2]
-    (text,) = re.findall(r"```json\n(.*?)```", (root / "docs/determined.md").read_text(), re.DOTALL)
+    page = (root / "docs/clusters/determined.md").read_text()
+    (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     pools, _ = document.from_tree(json.loads(text), "page")
     assert pools[0].decide().release == ("old",)
     for path in (root / "instances/determined").glob("*.json"):

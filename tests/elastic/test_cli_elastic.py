@@ -142,9 +142,9 @@ def test_interrupted(cli: Cli) -> None:
 
 
 def test_the_demo_is_that_of_the_page() -> None:
-    """docs/elastic.md shows the jobs of ``--demo``."""
+    """docs/clusters/elastic-pool.md shows the jobs of ``--demo``."""
     text = (ROOT / "optsched/elastic/demo.toml").read_text()
-    assert f"```toml\n{text}```" in (ROOT / "docs/elastic.md").read_text()
+    assert f"```toml\n{text}```" in (ROOT / "docs/clusters/elastic-pool.md").read_text()
     jobs = read_jobs(ROOT / "optsched/elastic/demo.toml")
     assert 4 <= len(jobs) <= 6 and any(job.micro == {} for job in jobs)
     assert {re.sub(r".*:", "", job.model.place) for job in jobs} == {"logistic", "mlp", "cnn"}  # type: ignore[attr-defined]

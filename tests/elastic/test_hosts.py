@@ -26,6 +26,7 @@ from optsched.elastic import OpenPool, door, read_checkpoint, run
 from optsched.elastic.job import read_jobs
 from optsched.elastic.remote import join
 from optsched.elastic.workers import Processes, StopSign, hello
+from optsched.errors import OptschedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -186,6 +187,35 @@ def test_strangers_stay_outside(
     assert door.hung_up(connection, PATIENCE)
     connection.close()
     idle.close()
+
+
+@pytest.mark.parametrize("orderly", [True, False])
+def test_the_end_of_a_pool_and_its_death_differ(
+    gate: tuple[door.Door, str], tmp_path: Path, orderly: bool
+) -> None:
+    """A worker returns after the end of the run; after a death it is an error with a way out."""
+    made, place = gate
+    (tmp_path / ".lock").touch()
+    store: Any = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def pool() -> None:
+        pipe, _ = made.arrived.get()
+        setting = {"modules": [], "store": ("127.0.0.1", store.port), "interface": ""}
+        pipe.send({"folder": str(tmp_path), **setting})
+        assert pipe.recv() == ("ready",)
+        made.close()
+        if orderly:
+            pipe.send(("end",))
+        pipe.close()
+
+    thread = threading.Thread(target=pool)
+    thread.start()
+    if orderly:
+        join(place, ["cpu"], TOKEN)
+    else:
+        with pytest.raises(OptschedError, match=r"is gone before the end of its run; .*--resume"):
+            join(place, ["cpu"], TOKEN)
+    thread.join()
 
 
 def test_pools_take_workers_of_their_kind() -> None:

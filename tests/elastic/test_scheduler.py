@@ -28,7 +28,7 @@ from optsched.elastic.micro import pass_samples
 from optsched.elastic.workers import Event
 
 SPEED = {1: 1.0, 2: 1.6, 4: 2.5}
-POLICIES = [name for name in policies.names() if name != "lucid"]
+POLICIES = policies.names()
 
 
 def job(name: str, **given: Any) -> TrainingJob:

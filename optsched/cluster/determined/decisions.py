@@ -39,9 +39,14 @@ MODES: Final = ("default", "gang")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The tasks that start, and those to be released.
+    """Hold the tasks that start, and those to be released.
 
     Slots become free only when a released task has stopped: nothing in `start` depends on that.
+
+    Examples
+    --------
+    >>> bool(optsched.cluster.determined.Decision(release=("old",)))
+    True
     """
 
     start: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
@@ -68,7 +73,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Pool:
-    """A resource pool: its state, and how it decides.
+    """Describe a resource pool: its state, and how it decides.
 
     Parameters
     ----------
@@ -90,6 +95,13 @@ class Pool:
         task that does not fit; off by default, as in Determined.
     mode
         For ``"kubernetes"``: ``"default"`` places pod by pod, ``"gang"`` a job's pods together.
+
+    Examples
+    --------
+    >>> from optsched.cluster.determined import Agent, State, Task, Pool
+    >>> state = State((Agent("n1", slots=8),), (Task("a", 4), Task("b", 8)))
+    >>> Pool(state, scheduler="priority").decide().start
+    {'a': {'n1': 4}}
     """
 
     state: State
@@ -136,29 +148,60 @@ class Pool:
 
 
 def fair_share(state: State, variant: Literal["code", "docs"] = "code") -> Decision:
-    """Divide the slots among groups; see `Pool`."""
+    """Divide the slots among groups; see `Pool`.
+
+    Examples
+    --------
+    >>> from optsched.cluster.determined import Agent, State, Task, fair_share
+    >>> state = State((Agent("n1", slots=8),), (Task("a", 4), Task("b", 8)))
+    >>> fair_share(state).start
+    {'a': {'n1': 4}}
+    """
     return Pool(state, scheduler="fair_share", variant=variant).decide()
 
 
 def priority(
     state: State, preemption: bool = False, variant: Literal["code", "docs"] = "code"
 ) -> Decision:
-    """Start tasks by priority; see `Pool`."""
+    """Start tasks by priority; see `Pool`.
+
+    Examples
+    --------
+    >>> from optsched.cluster.determined import Agent, State, Task, priority
+    >>> state = State((Agent("n1", slots=8),), (Task("a", 4), Task("b", 8)))
+    >>> priority(state).waiting["b"].why.value
+    'room'
+    """
     return Pool(state, "default", "priority", variant, preemption).decide()
 
 
 def kubernetes(state: State, mode: Literal["default", "gang"] = "default") -> Decision:
-    """Start pods one by one, or those of a job together; see `Pool`."""
+    """Start pods one by one, or those of a job together; see `Pool`.
+
+    Examples
+    --------
+    >>> from optsched.cluster.determined import Agent, State, Task, kubernetes
+    >>> state = State((Agent("n1", 1),), (Task("a0", 1, "a"), Task("a1", 1, "a")))
+    >>> kubernetes(state, mode="gang").start
+    {}
+    """
     return Pool(state, scheduler="kubernetes", mode=mode).decide()
 
 
 def decide(pools: Pool | Iterable[Pool]) -> dict[str, Decision]:
-    """The decision of every pool, by its name; each decides on its own.
+    """Decide for every pool on its own; return the decisions by name.
 
     Raises
     ------
     InputError
         A duplicate name of a pool, or an agent or a task in two pools.
+
+    Examples
+    --------
+    >>> from optsched.cluster.determined import Agent, Pool, State, Task, decide
+    >>> state = State((Agent("n1", slots=8),), (Task("a", 4), Task("b", 8)))
+    >>> decide(Pool(state))["default"].start
+    {'a': {'n1': 4}}
     """
     return {pool.name: pool.decide() for pool in checked_pools(pools)}
 
@@ -172,10 +215,16 @@ def checked_pools(pools: Pool | Iterable[Pool]) -> tuple[Pool, ...]:
 
 
 def find_fit(state: State, task: Task) -> dict[str, int]:
-    """The agents that a waiting task would be placed on now, with its slots on each; empty: none.
+    """Find the agents that a waiting task would be placed on now, with its slots; empty: none.
 
-    `docs/determined.md` has the rules. The task need not belong to the pool, and whether it has an
-    allocation does not matter.
+    `docs/clusters/determined-model.md` has the rules. The task need not belong to the pool, and
+    whether it has an allocation does not matter.
+
+    Examples
+    --------
+    >>> from optsched.cluster.determined import Agent, State, Task, find_fit
+    >>> find_fit(State((Agent("n1", 4), Agent("n2", 8))), Task("a", 3))
+    {'n1': 3}
     """
     if not isinstance(task, Task):
         raise InputError(f"task: expected a Task, got {format_value(task)}")
@@ -186,7 +235,7 @@ def find_fit(state: State, task: Task) -> dict[str, int]:
 
 
 def apply(state: State, decision: Decision) -> State:
-    """The state after a decision: `start` runs exactly so, what is released is waiting again.
+    """Return the state after a decision: `start` runs exactly so, what is released is waiting.
 
     Starts are placed in their order, each on the cluster as the earlier starts left it, before
     anything is released.
@@ -196,6 +245,13 @@ def apply(state: State, decision: Decision) -> State:
     InputError
         The decision names tasks that do not exist, do not run or run already, or agents that do
         not exist or have too few free slots.
+
+    Examples
+    --------
+    >>> from optsched.cluster.determined import Agent, State, Task, apply, fair_share
+    >>> state = State((Agent("n1", slots=8),), (Task("a", 4), Task("b", 8)))
+    >>> [task.name for task in apply(state, fair_share(state)).tasks if task.is_running]
+    ['a']
     """
     tasks = {task.name: task for task in Pool(state).state.tasks}
     if not isinstance(decision, Decision):

@@ -31,11 +31,16 @@ T = TypeVar("T", bound=_Named)
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """A machine.
+    """Describe a machine.
 
     Without `used` and `zero_used`, what its tasks hold counts as used. `zero_slots` tasks without
     slots run on it at once. A drained agent takes no new work, and only its used slots count; a
     disabled one has no slots.
+
+    Examples
+    --------
+    >>> optsched.cluster.determined.Agent("n1", slots=8, drained=True).slots
+    8
     """
 
     name: str
@@ -59,10 +64,15 @@ class Agent:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """An experiment or another job: its tasks share a weight, a limit and a priority.
+    """Describe an experiment: its tasks share a weight, a limit and a priority.
 
     `weight` and `max_slots` (None: no limit) are for fair share, `priority` is 1 (first) to 99.
     `min_members` is for Kubernetes: pods without which the job does not work (None: all of them).
+
+    Examples
+    --------
+    >>> optsched.cluster.determined.Group("search", weight=2.0).priority
+    42
     """
 
     name: str
@@ -83,7 +93,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A request for slots, waiting or running.
+    """Describe a request for slots, waiting or running.
 
     Parameters
     ----------
@@ -104,6 +114,11 @@ class Task:
     allocation
         Slots it holds by agent, all of them: the task runs. Empty: it runs on none of these
         agents' slots. None: it is waiting.
+
+    Examples
+    --------
+    >>> optsched.cluster.determined.Task("a", 4, allocation={"n1": 4}).is_running
+    True
     """
 
     name: str
@@ -163,10 +178,17 @@ class Task:
 
 @dataclass(frozen=True)
 class State:
-    """One resource pool at one instant.
+    """Describe one resource pool at one instant.
 
     `fit` is ``"best"`` (fullest agents first) or ``"worst"``; `heterogeneous`: a task may be spread
     over idle agents of different sizes. Groups that are not listed have the defaults.
+
+    Examples
+    --------
+    >>> from optsched.cluster.determined import Agent, State, Task
+    >>> state = State((Agent("n1", slots=8),), (Task("a", 4), Task("b", 8)))
+    >>> len(state.tasks), state.fit
+    (2, 'best')
     """
 
     agents: tuple[Agent, ...]

@@ -67,12 +67,24 @@ def _others() -> dict[str, EntryPoint]:
 
 
 def names() -> list[str]:
-    """Names of all policies: those of the library and of installed packages."""
+    """List the names of all policies: those of the library and of installed packages.
+
+    Examples
+    --------
+    >>> "fifo" in optsched.cluster.policies.names()
+    True
+    """
     return sorted({*_MODULES, *_others()})
 
 
 def variants(texts: Iterable[str]) -> list[str]:
-    """Names of policies, with their options, of ``NAME,NAME:KEY=VALUE,KEY=VALUE,...``."""
+    """Split texts ``NAME,NAME:KEY=VALUE,KEY=VALUE,...`` into policies with their options.
+
+    Examples
+    --------
+    >>> optsched.cluster.policies.variants(["fifo,elastic:order=sjf,preempt=order"])
+    ['fifo', 'elastic:order=sjf,preempt=order']
+    """
     found: list[str] = []
     for text in (part for given in texts for part in _OUTSIDE_LISTS.split(given)):
         if found and "=" in text and ":" not in text.partition("=")[0]:
@@ -103,7 +115,7 @@ def _options(text: str) -> tuple[str, dict[str, Any]]:
 
 
 def get(name: str, **options: Any) -> Policy:
-    """A policy by name, or by ``module:Class`` (a class, policy or rule function), with options.
+    """Make a policy by name, or by ``module:Class`` (class, policy or rule), with options.
 
     ``NAME:KEY=VALUE,...`` is a variant with these options, which is also its name in reports.
 
@@ -111,6 +123,11 @@ def get(name: str, **options: Any) -> Policy:
     ------
     InputError
         There is no such policy, it cannot be loaded, it has no such option, or the value is wrong.
+
+    Examples
+    --------
+    >>> optsched.cluster.policies.get("elastic", order="sjf").order
+    'sjf'
     """
     label, (name, given) = name, _options(name)
     options |= given

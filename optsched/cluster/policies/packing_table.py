@@ -26,7 +26,7 @@ TYPE_COLUMNS: Final = ("type", "memory", "share_score")
 
 
 class PackingTable:
-    """Speeds of pairs of job types on shared GPUs; for the policy `lucid`.
+    """Hold the speeds of pairs of job types on shared GPUs; for the policy `lucid`.
 
     The type of a job is its `source` (a trace's column ``type``), or its template if that is empty.
 
@@ -45,6 +45,12 @@ class PackingTable:
     ------
     InputError
         A speed outside (0, 2], a negative number, or a pair given twice with different speeds.
+
+    Examples
+    --------
+    >>> pairs = optsched.cluster.PackingTable({("cnn", "bert"): (0.9, 0.8)})
+    >>> pairs.pair("bert", "cnn")
+    (0.8, 0.9)
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class _Mean:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Metrics:
-    """All numbers of a run; times in `time_unit`, means and percentiles over the jobs that ended.
+    """Hold the numbers of a run; times in `time_unit`, means over the jobs that ended.
 
     Per job (in the workload's order; -1 or NaN for a job that did not end): `jct` = end - submit,
     `queueing` = first start - submit, `service` = JCT - queueing, `waiting` = JCT - time running
@@ -59,6 +59,14 @@ class Metrics:
     `rho` = JCT / T_iso with
     T_iso = work / f(s) * max(1, n s / G), n the mean number of active jobs with GPUs in the job's
     life, s its largest size <= G / n, else its smallest (Mahajan et al., Themis, NSDI 2020).
+
+    Examples
+    --------
+    >>> from optsched.cluster import Job, Nodes, simulate
+    >>> queue = [Job(name=name, sizes=(8,), work=8 * 10**8) for name in "ab"]
+    >>> numbers = simulate(queue, "fifo", Nodes(1, gpus=8)).metrics
+    >>> numbers.jct_mean, numbers.makespan, numbers.percentile(50)
+    (150.0, 200, 100)
     """
 
     time_unit: str

@@ -31,7 +31,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A finished simulation."""
+    """Hold a finished simulation: its log, metrics, and history as a schedule.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Job, Nodes, simulate
+    >>> run = simulate([Job(name="a", sizes=(8,), work=8 * 10**8)], "fifo", Nodes(1, gpus=8))
+    >>> run.jct.tolist(), optsched.verify(run.history)
+    ([100], [])
+    """
 
     workload: Workload
     nodes: Nodes

@@ -41,7 +41,7 @@ CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job: arrival, allowed sizes, and amount of work. `Workload.of` checks the fields.
+    """Describe a job: arrival, allowed sizes, amount of work; `Workload.of` checks the fields.
 
     Parameters
     ----------
@@ -74,6 +74,13 @@ class Job:
         types that the job cannot use.
     cpus_per_gpu, memory_per_gpu_gb
         Needed beside every GPU on the same node, in thousandths at the finest.
+
+    Examples
+    --------
+    >>> from optsched.cluster import WORK, Amdahl, Job
+    >>> job = Job(name="a", sizes=(1, 2, 4), work=3600 * WORK, speedup=Amdahl(0.1), passes=10)
+    >>> job.sizes
+    (1, 2, 4)
     """
 
     name: str

@@ -32,11 +32,17 @@ _GROUP: Final = re.compile(
 
 @dataclass(frozen=True, init=False)
 class Nodes:
-    """Nodes with GPUs: ``Nodes(16, gpus=8)``, ``Nodes.of([8, 8, 4])``, or ``Nodes.parse("16x8")``.
+    """Describe nodes: ``Nodes(16, gpus=8)``, ``Nodes.of([8, 8, 4])``, ``Nodes.parse("16x8")``.
 
     `gpus` may be 0, for nodes that take zero-slot tasks only, `zero_slots` of them at once. A job
     never spans GPUs of several types. `cpus` and `memory_gb` are those of each node, for jobs that
     request them by GPU; infinite: no limit.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Nodes
+    >>> Nodes(2, gpus=8, type="A100").total, Nodes.parse("1x8:A100,2x4:V100").gpus
+    (16, (8, 4, 4))
     """
 
     gpus: tuple[int, ...]
@@ -133,12 +139,20 @@ class Nodes:
 
 @dataclass(frozen=True)
 class NodeChange:
-    """At a time (in the workload's unit) a node is added, drained, or removed.
+    """Add, drain or remove a node at a time, in the workload's unit.
 
     A node whose first change is ``"add"`` is not there before. A drained node takes no new work;
     what runs there goes on. The jobs of a removed node lose what they did since their last end of
     a pass or stop, and are pending again, preemptible or not. Either may be added again; `simulate`
     refuses to add a node that takes work. Changes of one instant happen in the order given.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Job, NodeChange, Nodes, simulate
+    >>> change = NodeChange(time=50, node=0, kind="remove")
+    >>> jobs = [Job(name="a", sizes=(4,), work=4 * 10**8)]
+    >>> simulate(jobs, "fifo", Nodes(2, gpus=4), changes=[change]).jct.tolist()
+    [150]
     """
 
     time: int
@@ -153,12 +167,19 @@ class NodeChange:
 
 @dataclass(frozen=True)
 class NodeFailures:
-    """Every node fails and is repaired, again and again, independently of other nodes.
+    """Let every node fail and be repaired, again and again, independently of other nodes.
 
     Times between a repair and the next failure, and those of repairs, are exponential with the
     means `mtbf` and `repair` in the workload's unit, rounded up. A failed node loses its jobs as by
     ``"remove"`` (see `NodeChange`), and takes work again when it is repaired. `simulate` takes it
     as its `changes`. The times of a node depend on its number and the `seed` only.
+
+    Examples
+    --------
+    >>> from optsched.cluster import NodeFailures, Nodes
+    >>> changes = NodeFailures(mtbf=1000, repair=100).changes(Nodes(2), until=2000)
+    >>> [(change.node, change.kind) for change in changes][:2]
+    [(0, 'remove'), (0, 'add')]
     """
 
     mtbf: int

@@ -17,7 +17,14 @@ MOST_GPUS: Final = 2**24
 
 @runtime_checkable
 class Speedup(Protocol):
-    """f(g), with f(1) = 1; equal speed-ups compare and hash equal."""
+    """Give the speed f(g) on g GPUs, f(1) = 1; equal speed-ups compare and hash equal.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Amdahl, Speedup
+    >>> isinstance(Amdahl(0.1), Speedup)
+    True
+    """
 
     def of(self, gpus: int) -> float:
         """Speed on so many GPUs relative to one."""
@@ -28,7 +35,13 @@ class Speedup(Protocol):
 
 @dataclass(frozen=True)
 class Linear:
-    """f(g) = g."""
+    """Scale linearly: f(g) = g.
+
+    Examples
+    --------
+    >>> optsched.cluster.Linear().of(4)
+    4.0
+    """
 
     def of(self, gpus: int) -> float:
         """Speed on so many GPUs relative to one."""
@@ -37,7 +50,13 @@ class Linear:
 
 @dataclass(frozen=True)
 class Amdahl:
-    """f(g) = g / (1 + c (g - 1)): every GPU more adds the share c of a step, 0 (linear) to 1."""
+    """Scale as f(g) = g / (1 + c (g - 1)): every GPU more adds the share c of a step, 0 to 1.
+
+    Examples
+    --------
+    >>> optsched.cluster.Amdahl(0.5).of(3)
+    1.5
+    """
 
     c: float
 
@@ -52,7 +71,13 @@ class Amdahl:
 
 @dataclass(frozen=True, init=False)
 class Table:
-    """Measured speeds relative to one GPU, exact sizes only: ``Table({1: 1.0, 2: 1.8})``."""
+    """Scale as measured: speeds relative to one GPU, of exactly these sizes.
+
+    Examples
+    --------
+    >>> optsched.cluster.Table({1: 1.0, 2: 1.8}).of(2)
+    1.8
+    """
 
     gpus: tuple[int, ...]
     speed: tuple[float, ...]

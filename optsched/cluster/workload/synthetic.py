@@ -43,7 +43,7 @@ def synthetic(
     groups: int = 1,
     passes: int = 1,
 ) -> Workload:
-    """Jobs with Poisson arrivals, lognormal durations and Philly-like gangs; times in seconds.
+    """Draw jobs with Poisson arrivals, lognormal durations and Philly-like gangs, in seconds.
 
     Parameters
     ----------
@@ -58,6 +58,11 @@ def synthetic(
         ``Amdahl(0.1)`` instead of ``Linear()``.
     groups
         Number of users, ``u0`` the most active.
+
+    Examples
+    --------
+    >>> optsched.cluster.synthetic(100, load=0.9, seed=0, gpus=16)
+    <Workload 'synthetic:100': 100 jobs, submitted 0..52493 s>
     """
     integer("jobs", jobs, 1, 10**7)
     number("load", load, 0.0, MOST_LOAD, above=True)
@@ -145,7 +150,7 @@ def entropy_workload(
     mean_service: float = MEAN_SERVICE,
     load: float | None = None,
 ) -> Workload:
-    """The reference workload for the Entropy paper; times in seconds.
+    """Make the reference workload for the Entropy paper; times in seconds.
 
     J1..J8 with counts 8,8,8,6,5,5,5,5, as printed; with another number of jobs the kinds are drawn
     with these frequencies. All come at t=0 in random order unless there is a `load`. The paper
@@ -164,6 +169,12 @@ def entropy_workload(
         Seconds on two GPUs; 437 for Table 8.
     load
         Poisson arrivals: GPU time on two GPUs that arrives per unit of time, over `gpus`.
+
+    Examples
+    --------
+    >>> jobs = optsched.cluster.entropy_workload(seed=0)
+    >>> len(jobs), jobs.templates[:3]
+    (50, ('J1', 'J2', 'J3'))
     """
     integer("jobs", jobs, 1, 10**6)
     integer("gpus", gpus, 1, 2**24)

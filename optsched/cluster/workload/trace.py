@@ -63,10 +63,10 @@ def read_trace(
     passes: int = 1,
     largest: int | None = None,
 ) -> Workload:
-    """Read a trace strictly; a job ends after exactly its duration at its ``num_gpus``.
+    r"""Read a trace strictly; a job ends after exactly its duration at its ``num_gpus``.
 
-    `docs/traces.md` lists the columns; an empty cell is the default. Jobs are in the order of
-    their submission, those of one time in that of the file.
+    `docs/clusters/traces.md` lists the columns; an empty cell is the default. Jobs are in the order
+    of their submission, those of one time in that of the file.
 
     Parameters
     ----------
@@ -93,6 +93,16 @@ def read_trace(
     ------
     InputError
         With ``file:line`` and the field.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from optsched.cluster import read_trace
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "jobs.csv")
+    ...     _ = path.write_text("job_id,submit_time_s,num_gpus,duration_s\na,0,2,60\n")
+    ...     read_trace(path)
+    <Workload 'jobs.csv': 1 jobs, submitted 0..0 s>
     """
     one_of("time_unit", time_unit, TIME_UNITS)
     table = _Table(path, ignore_columns)
@@ -289,6 +299,16 @@ def write_trace(workload: Workload, path: str | os.PathLike[str]) -> None:
     ------
     InputError
         A file that cannot be written.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from optsched.cluster import Job, Workload, write_trace
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "jobs.csv")
+    ...     write_trace(Workload.of([Job(name="a", sizes=(2,), work=120 * 10**6)]), path)
+    ...     print(path.read_text().splitlines()[1])
+    a,0,2,60,50,
     """
     w = workload
     found: dict[str, Sequence[Any]] = {

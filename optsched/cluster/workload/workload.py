@@ -33,11 +33,18 @@ if TYPE_CHECKING:
 
 
 class Group(NamedTuple):
-    """A group of jobs: a user, a queue, an experiment.
+    """Describe a group of jobs: a user, a queue, an experiment.
 
     `max_slots` bounds the GPUs of its running jobs, under policies that honour it (`fair_share`;
     `simulate` refuses it for others); `max_concurrent` how many of its unfinished tasks (the first,
     by submit time) policies see at all; `priority` 1 to 99 goes before the jobs'.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Group, Job, Workload
+    >>> jobs = [Job(name="a", sizes=(1,), work=10**6, group="ann")]
+    >>> Workload.of(jobs, groups=[Group("ann", weight=2.0)]).groups[0].weight
+    2.0
     """
 
     name: str
@@ -56,10 +63,16 @@ _COPIED = ("submit", "priority", "weight", "preemptible", "cpus_per_gpu", "memor
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Workload:
-    """All jobs of a simulation, sorted by submit time, then as given (traces: by id).
+    """Hold all jobs of a simulation, sorted by submit time, then as given.
 
     Columns have one value per job and are read-only; rows of sizes are in CSR form. Made by
     `Workload.of`, `read_trace`, `synthetic` or `entropy_workload`.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Job, Workload
+    >>> Workload.of([Job(name=name, sizes=(2,), work=10**8) for name in "ab"], name="two")
+    <Workload 'two': 2 jobs, submitted 0..0 s>
     """
 
     name: str = ""

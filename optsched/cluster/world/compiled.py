@@ -78,9 +78,14 @@ _WRONG: Final = {
 
 
 class Choice(NamedTuple):
-    """What a rule returns that says more than GPUs of every active job.
+    """Return more than GPUs from a rule: an order, the next decision, shared GPUs.
 
     Compiled code has no defaults: give all values before the last one, ``()`` for no order.
+
+    Examples
+    --------
+    >>> optsched.cluster.Choice([4, 0], (), 600).wake_at
+    600
     """
 
     quota: Any
@@ -94,11 +99,24 @@ class Choice(NamedTuple):
 
 
 class RulePolicy:
-    """A policy made of one rule and its arguments; see the module for an example.
+    """Make a policy of one rule and its arguments; see the module for one with arguments.
 
     `rule` is compiled by numba, from the columns that its code names: plain Python without objects,
     pure. What it calls with the view is a `helper`, which Python runs as it is; on numbers and
     arrays `numba.njit` does, too. Machine code is kept on disk by content.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Job, Nodes, RulePolicy, simulate
+    >>> class Smallest(RulePolicy):
+    ...     name = "smallest"
+    ...
+    ...     @staticmethod
+    ...     def rule(view):
+    ...         return view.size[view.size_ptr[:-1]]
+    >>> jobs = [Job(name="a", sizes=(2, 4), work=4 * 10**8)]
+    >>> simulate(jobs, Smallest(), Nodes(1), engine="generic").jct.tolist()
+    [200]
     """
 
     name: str
@@ -196,7 +214,7 @@ class RulePolicy:
 
 
 class compiled(RulePolicy):
-    """Decorator: a function of a view becomes a policy, compiled by numba.
+    """Make a policy of a function of the view, compiled by numba; a decorator.
 
     Parameters
     ----------
@@ -209,6 +227,16 @@ class compiled(RulePolicy):
     ------
     InputError
         It is no function; and, when it first runs, numba cannot compile it.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Job, Nodes, compiled, simulate
+    >>> @compiled
+    ... def smallest(view):
+    ...     return view.size[view.size_ptr[:-1]]
+    >>> jobs = [Job(name="a", sizes=(2, 4), work=4 * 10**8)]
+    >>> simulate(jobs, smallest, Nodes(1), engine="generic").jct.tolist()
+    [200]
     """
 
     def __new__(cls, function: Any = None, /, *, clairvoyant: bool = False) -> Any:

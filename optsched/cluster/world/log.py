@@ -16,9 +16,16 @@ __all__ = ["HALF_A", "HALF_B", "WHOLE", "Log", "grown", "log_of"]
 
 
 class Log(NamedTuple):
-    """Stays by start, then by job; times in the workload's unit.
+    """Hold the stays of jobs on GPUs by start, then by job; times in the workload's unit.
 
     In ``[start, start + restart)`` the job holds its GPUs without progress.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Job, Nodes, simulate
+    >>> log = simulate([Job(name="a", sizes=(8,), work=8 * 10**8)], "fifo", Nodes(1, gpus=8)).log
+    >>> log.start.tolist(), log.end.tolist(), log.gpus.tolist()
+    ([0], [100], [8])
     """
 
     job: IntArray

@@ -26,12 +26,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ClusterView:
-    """The cluster at one instant, read-only; position i is the i-th active job.
+    """Show the cluster at one instant, read-only; position i is the i-th active job.
 
     Active jobs are those that have arrived, are visible (`Group.max_concurrent`) and have not
     ended, by submit time, then id. Times in the workload's unit; work in `WORK` parts of a unit of
     time on one GPU; a job at size g does ``rate(g)`` of it per unit of time. It is valid until the
     policy has answered: columns are read from the running simulation when they are first used.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Decision, Job, Nodes, simulate
+    >>> class Smallest:
+    ...     name, clairvoyant = "smallest", False
+    ...
+    ...     def decide(self, view):
+    ...         return Decision(view.size[view.size_ptr[:-1]])  # each job at its smallest size
+    >>> simulate([Job(name="a", sizes=(2, 4), work=4 * 10**8)], Smallest(), Nodes(1)).jct.tolist()
+    [200]
     """
 
     time: int
@@ -102,10 +113,17 @@ class ClusterView:
 
 @dataclass(frozen=True, eq=False)
 class Decision:
-    """GPUs of every active job, aligned with the view; 0 = it does not run.
+    """Set the GPUs of every active job, aligned with the view; 0: it does not run.
 
     A zero-slot task runs if its quota is -1 (it holds no GPU, but a node's zero-slot unit). A
     running job whose quota, nodes and partner stay the same goes on undisturbed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from optsched.cluster import Decision
+    >>> Decision(np.array([4, 0]), nodes={0: {1: 4}}, wake_at=600).wake_at
+    600
     """
 
     quota: IntArray
@@ -113,8 +131,8 @@ class Decision:
     """Position of an active job -> {node: GPUs}; jobs that are not named are placed best-fit,
     and running jobs stay where they are."""
     wake_at: int | None = None
-    """Ask again then at the latest; later than now. For what no event announces, such as one job's
-    remaining work falling below another's."""
+    """Decide again then at the latest; later than now. For what no event announces, such as one
+    job's remaining work falling below another's."""
     order: IntArray | None = None
     """Distinct positions in the order in which they are placed, others behind them; by position if
     not given."""
@@ -128,11 +146,17 @@ class Decision:
 
 @runtime_checkable
 class Policy(Protocol):
-    """Says at every event who runs on how many GPUs.
+    """Decide at every event which jobs run on how many GPUs.
 
     It may offer ``compiled(workload, nodes, settings) -> Log``: the same decisions in compiled
     code; ``notes(workload, nodes)``: sentences for `Run.notes`; and ``honours_max_slots = True`` if
     it keeps groups to their `Group.max_slots`: `simulate` refuses such groups otherwise.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Policy, policies
+    >>> isinstance(policies.get("fifo"), Policy)
+    True
     """
 
     name: str
@@ -144,19 +168,54 @@ class Policy(Protocol):
 
 
 class PolicyError(InputError):
-    """A decision that breaks a rule; the message names the job and the rule."""
+    """Report a decision that breaks a rule; the message names the job and the rule.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Decision, Job, Nodes, PolicyError, simulate
+    >>> class Greedy:
+    ...     name, clairvoyant = "greedy", False
+    ...
+    ...     def decide(self, view):
+    ...         return Decision(view.gpus * 0 + 3)
+    >>> try:
+    ...     simulate([Job(name="a", sizes=(2,), work=10**6)], Greedy(), Nodes(1))
+    ... except PolicyError as error:
+    ...     print(error)
+    policy "greedy" at time 0: job "a": quota 3 is not one of its sizes (2) or 0
+    """
 
 
 class Stalled(InputError):
-    """Jobs are pending for ever.
+    """Report jobs that are pending for ever.
 
     Nothing runs and no event is left that could change it; or those that are started are always
     stopped before they get anywhere.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Decision, Job, Nodes, Stalled, simulate
+    >>> class Idle:
+    ...     name, clairvoyant = "idle", False
+    ...
+    ...     def decide(self, view):
+    ...         return Decision(view.gpus)
+    >>> try:
+    ...     simulate([Job(name="a", sizes=(2,), work=10**6)], Idle(), Nodes(1))
+    ... except Stalled as error:
+    ...     print(str(error).partition(",")[0])
+    policy 'idle' starts none of 1 pending jobs at time 0
     """
 
 
 class Why(StrEnum):
-    """Kinds of reasons why a job or a task is waiting."""
+    """Name the kinds of reasons why a job or a task is waiting.
+
+    Examples
+    --------
+    >>> optsched.cluster.Why.ROOM.value
+    'room'
+    """
 
     NEVER = "never"  # it does not fit the cluster even if nothing else runs
     SHARE = "share"  # what its group may have is used up, or smaller than it
@@ -167,7 +226,14 @@ class Why(StrEnum):
 
 
 class Reason(NamedTuple):
-    """Why something is waiting: a word for programs, a sentence for people."""
+    """Explain why a job is waiting: a word for programs, a sentence for people.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Reason, Why
+    >>> Reason(Why.ROOM, "needs 8 GPUs, 4 are free").why.value
+    'room'
+    """
 
     why: Why
     text: str

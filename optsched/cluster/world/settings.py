@@ -17,7 +17,7 @@ CHECKPOINTS: Final = ("immediate", "pass")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of `simulate` other than jobs, nodes and policy.
+    """Hold the settings of `simulate` other than jobs, nodes and policy.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Settings:
         A stop (a preemption, or a resize within a pass) loses nothing (``"immediate"``), or what
         was done since the last end of a pass or stop (``"pass"``).
     round
-        Ask the policy also at all multiples of so many units of time; 0: never for that reason.
+        The policy also decides at all multiples of so many units of time; 0: events only.
     changes
         Nodes that are added, drained or removed.
     seed
@@ -41,7 +41,12 @@ class Settings:
     Raises
     ------
     InputError
-        A negative number, or another word.
+        A negative number, or an unknown name.
+
+    Examples
+    --------
+    >>> optsched.cluster.Settings(restart_cost=30, resize="anytime").checkpoint
+    'immediate'
     """
 
     restart_cost: int = 0

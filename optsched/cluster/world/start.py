@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Stay:
-    """One uninterrupted stay of a job on its GPUs, closed or still open.
+    """Describe one uninterrupted stay of a job on its GPUs, closed or still open.
 
     Parameters
     ----------
@@ -44,6 +44,11 @@ class Stay:
     work
         Work done in it until its end, or until now; None: the speed of its size times the time
         after the restart.
+
+    Examples
+    --------
+    >>> optsched.cluster.Stay(job="a", start=0, nodes={0: 8}).end is None
+    True
     """
 
     job: str
@@ -56,7 +61,7 @@ class Stay:
 
 @dataclass(frozen=True)
 class Start:
-    """The state of a cluster just before the decisions of an instant.
+    """Describe the state of a cluster just before the decisions of an instant.
 
     Jobs that were submitted before `now` and have no open stay are waiting. A job has ended if its
     stays did all of its work.
@@ -72,6 +77,14 @@ class Start:
     ------
     InputError
         Times or work that are no whole numbers, or in the wrong order.
+
+    Examples
+    --------
+    >>> from optsched.cluster import Job, Nodes, Start, Stay, Workload, simulate
+    >>> jobs = Workload.of([Job(name=name, sizes=(8,), work=8 * 10**8) for name in "ab"])
+    >>> start = Start(10, [Stay(job="a", start=0, nodes={0: 8})])
+    >>> simulate(jobs, "fifo", Nodes(1, gpus=8), start=start).log.finished.tolist()
+    [100, 200]
     """
 
     now: int
@@ -116,7 +129,7 @@ COLUMNS: Final = _Line.__struct_fields__
 
 
 def read_start(path: str | os.PathLike[str], nodes: Nodes, now: int) -> Start:
-    """Read stays from a CSV file; times are whole seconds, as in a trace.
+    r"""Read stays from a CSV file; times are whole seconds, as in a trace.
 
     Parameters
     ----------
@@ -133,6 +146,16 @@ def read_start(path: str | os.PathLike[str], nodes: Nodes, now: int) -> Start:
     ------
     InputError
         With ``file:line`` and the column.
+
+    Examples
+    --------
+    >>> import pathlib, tempfile
+    >>> from optsched.cluster import Nodes, read_start
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder, "stays.csv")
+    ...     _ = path.write_text("job_id,start_s,nodes\na,0,n0:4|n1:4\n")
+    ...     read_start(path, Nodes(2, gpus=8), now=60).stays[0].nodes
+    {0: 4, 1: 4}
     """
     number = {name: n for n, name in enumerate(nodes.names)}
     stays = []
