@@ -1,9 +1,9 @@
-"""Make the subset choices of this folder, with their optimal values beside them.
+"""Make the GPU placements of this folder.
 
-    python make.py            # rewrite the *.json files and optima.csv beside this script
+    python make.py            # rewrite the *.json files beside this script
 
-Clusters, bandwidths and tenants are made up by `optsched.bandwidth.synthetic`, by seed: same seed,
-same bytes. The optima are proved: by `counts` and again by `cpsat`.
+Clusters and bandwidths are made up by `optsched.bandwidth.synthetic`, by seed: same seed, same
+bytes. So are the tenants, but for those of the contended ones.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 import optsched
 from optsched.bandwidth import (
     BottleneckBandwidth,
+    ClusterState,
     MeasuredBandwidth,
     Policy,
     synthetic,
@@ -22,6 +23,12 @@ from optsched.bandwidth import (
 HERE = Path(__file__).parent
 SEED = 7
 KINDS = ("nvswitch", "cube_mesh", "nvlink_pairs", "pcie")
+CONTENDED = (
+    (6, {"a": "n01:0-3 n02:0-3", "b": "n03:0-5 n04:0-5"}),
+    (8, {"a": "n01:0-1 n02:0-1", "b": "n01:2-3 n03:0-3", "c": "n04:0-7"}),
+    (10, {"a": "n01:0-2 n02:0-2 n03:0-2", "b": "n04:0-5"}),
+)
+"""GPUs of the request and of jobs on several hosts, where every choice of several hosts shares."""
 
 
 def problems() -> dict[str, list[optsched.GpuPlacement]]:
@@ -49,23 +56,21 @@ def problems() -> dict[str, list[optsched.GpuPlacement]]:
                 (4, 8, "heavy", Policy(balance="even")),
             )
         ]
+        for number, (k, jobs) in enumerate(CONTENDED, 1):
+            state = ClusterState.idle(model.cluster)
+            for job, gpus in jobs.items():
+                state = state.take(gpus, job, 40_000_000 if job == "b" else None)
+            label = f"contended-{name}-{number}"
+            found[name].append(optsched.GpuPlacement(state, model, k, name=label))
     return found
 
 
 def main() -> None:
-    """Write models, problems and optima."""
-    rows = ["name,gpus,free,kilobytes,proved_by"]
+    """Write models and problems."""
     for name, choices in problems().items():
         write_model(choices[0].model, HERE / f"{name}.model.json")
         for problem in choices:
             problem.write(HERE / f"{problem.name}.subset.json", HERE / f"{name}.model.json")
-            solvers = ["counts", "cpsat"]
-            results = [optsched.solve(problem, solver, time_limit=60) for solver in solvers]
-            assert len({result.objective for result in results}) == 1, problem.name
-            assert all(result.status == "optimal" for result in results), problem.name
-            value, free = -results[0].objective, len(problem.state.free)
-            rows.append(f"{problem.name},{problem.k},{free},{value},{' '.join(solvers)}")
-    (HERE / "optima.csv").write_text("\n".join(rows) + "\n")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from optsched.model.schedule import Problem
 
 _FAMILY = re.compile(r"[A-Za-z_]+")
-_NUMBER = re.compile(r"[0-9]{1,16}")
+_NUMBER = re.compile(r"-?[0-9]{1,16}")
+_COLUMNS = (("name", "bound", "value"), ("instance", "lb", "ub"))
+"""Name and bounds in a table of best-known values, and in one of published bounds."""
 
 
 class Instance(NamedTuple):
@@ -43,10 +45,11 @@ class Instance(NamedTuple):
 
 
 class Known(NamedTuple):
-    """Published bounds of an instance."""
+    """Published bounds of an instance, and its family if the table has one."""
 
     lower: int
     upper: int
+    family: str = ""
 
 
 def load(source: str) -> Instance:
@@ -106,35 +109,38 @@ def read_bounds(path: str | os.PathLike[str]) -> dict[str, Known]:
     Parameters
     ----------
     path
-        The columns ``instance``, ``lb`` and ``ub`` are required; others, and rows without both
-        bounds, are ignored.
+        The columns are ``name``, ``bound`` and ``value``, or ``instance``, ``lb`` and ``ub``.
+        ``family`` groups the instances; other columns, and rows without both bounds, are ignored.
 
     Raises
     ------
     InputError
-        With ``file:line``: a column is missing, a bound is no integer, lb is above ub, or an
-        instance comes twice.
+        With ``file:line``: a column is missing, a bound is no integer, a bound is above the value,
+        or an instance comes twice.
     """
     found: dict[str, Known] = {}
-    for place, row in csv_records(read_text(path), str(path), (), ("instance", "lb", "ub")):
-        known = _known(row, place)
+    text = read_text(path)
+    columns = _COLUMNS["value" not in text.partition("\n")[0]]
+    for place, row in csv_records(text, str(path), (), columns):
+        known = _known(row, place, columns[1:])
         if known is None:
             continue
-        if row["instance"] in found:
-            raise InputError(f"{place}: {row['instance']!r:.60} comes twice")
-        found[row["instance"]] = known
+        name = row[columns[0]]
+        if name in found:
+            raise InputError(f"{place}: {name!r:.60} comes twice")
+        found[name] = known
     return found
 
 
-def _known(row: dict[str, str], place: str) -> Known | None:
+def _known(row: dict[str, str], place: str, columns: Sequence[str]) -> Known | None:
     values = []
-    for key in ("lb", "ub"):
+    for key in columns:
         text = row[key]
         if not text:
             return None
         if not _NUMBER.fullmatch(text):
-            raise InputError(f"{place}: {key}: expected an integer >= 0, got {text!r:.60}")
+            raise InputError(f"{place}: {key}: expected an integer, got {text!r:.60}")
         values.append(int(text))
     if values[0] > values[1]:
-        raise InputError(f"{place}: lb: {values[0]} is above ub {values[1]}")
-    return Known(values[0], values[1])
+        raise InputError(f"{place}: {columns[0]}: {values[0]} is above {columns[1]} {values[1]}")
+    return Known(values[0], values[1], row.get("family", ""))

@@ -148,7 +148,7 @@ def grouped(rows: Iterable[Row], key: Any) -> dict[Any, list[Row]]:
 def _reference(rows: Sequence[Row], known: Known | None) -> Reference:
     size = rows[0].size
     if known is not None:
-        return Reference(known.lower, known.upper, rows[0].family, size)
+        return Reference(known.lower, known.upper, known.family or rows[0].family, size)
     values = [row.objective for row in rows if row.objective is not None]
     bounds = [row.lower_bound for row in rows if row.lower_bound is not None]
     upper, lower = min(values, default=None), max(bounds, default=None)
@@ -209,7 +209,7 @@ def _contradictions(rows: Sequence[Row], known: Mapping[str, Known]) -> list[str
                   for row in group if row.objective is not None]  # fmt: skip
         lower, upper = sorted(bounds)[-1:], sorted(values)[:1]
         if name in known:
-            least, most = known[name]
+            least, most = known[name][:2]
             lower.append((least, f"{least} is known as a bound"))
             upper.append((most, f"{most} is known to be possible"))
         found += [

@@ -40,6 +40,8 @@ def render(summary: Summary, console: Console) -> None:
         console.print(table)
         console.print("* proved optimal in every run", highlight=False)
     console.print(_means(summary, narrow=console.width < NARROW))
+    if better := sorted({cell.instance for cell in summary.cells if (cell.gap or 0) < 0}):
+        console.print(_text(f"better than best known: {', '.join(better)}"), highlight=False)
     for sentence in (*summary.contradictions, *summary.errors):
         console.print(_text(sentence), style="bold red", highlight=False)
 

@@ -45,10 +45,10 @@ def bench(
     option: options.Options = None,
     jobs: options.Jobs = None,
     engine: options.EngineName = "loky",
-    bounds: Annotated[
+    best_known: Annotated[
         Path | None,
         option(
-            "CSV of known bounds (instance, lb, ub) [default: of published job shops].",
+            "CSV: name, value, bound, or instance, lb, ub [default: published job shops].",
             envvar="OPTSCHED_JSSP_BOUNDS",
         ),
     ] = None,
@@ -65,9 +65,9 @@ def bench(
     Example: optsched bench ft06 la01 --solvers auto,cpsat --time 5 -o results.csv --plot gaps.png
     """
     check_picture(plot)
-    check_outputs([plot, latex], [*map(Path, files), bounds, output])
+    check_outputs([plot, latex], [*map(Path, files), best_known, output])
     instances = load_all(files)
-    known = None if bounds is None else read_bounds(bounds)
+    known = None if best_known is None else read_bounds(best_known)
     limits = Limits(
         time_limit, iterations, workers=default_workers() if workers is None else workers,
         seed=seeds - 1,

@@ -115,7 +115,7 @@ def test_latex_escapes_names() -> None:
 def test_contradictions_are_failures(cli: Cli) -> None:
     """Results beyond known bounds: said in the table, and exit code 1."""
     Path("known.csv").write_text("instance,lb,ub\nshop,900,1000\n")
-    ran = cli(*BENCH, "--bounds", "known.csv")
+    ran = cli(*BENCH, "--best-known", "known.csv")
     assert ran.code == 1 and "900 is known as a bound, but dispatch" in " ".join(ran.out.split())
 
 
@@ -125,7 +125,7 @@ def test_contradictions_are_failures(cli: Cli) -> None:
         (("--solvers", "tabbu"), "solver: there is no 'tabbu'"),
         (("--option", "x=1"), "option: dispatch has no option 'x'"),
         (
-            ("--bounds", "shop.txt"),
+            ("--best-known", "shop.txt"),
             'shop.txt:1: column "instance" is missing; needed:',
         ),
         (("-o", "no/r.csv"), "no/r.csv: cannot be written (there is no folder no)"),
@@ -332,7 +332,7 @@ def test_keys() -> None:
     ("text", "message"),
     [
         ("instance,lb\n", ':1: column "ub" is missing; needed: instance,lb,ub'),
-        ("instance,lb,ub\na,1,x\n", ":2: ub: expected an integer >= 0, got 'x'"),
+        ("instance,lb,ub\na,1,x\n", ":2: ub: expected an integer, got 'x'"),
         ("instance,lb,ub\na,3,2\n", ":2: lb: 3 is above ub 2"),
         ("instance,lb,ub\na,1,2\na,1,2\n", ":3: 'a' comes twice"),
     ],
@@ -344,6 +344,23 @@ def test_bad_bounds(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         read_bounds(path)
     assert message in str(caught.value)
+
+
+def test_tables_of_best_known_values() -> None:
+    """The shipped tables are read: values, bounds, families, also negative ones."""
+    folder = Path(__file__).parents[2] / "instances"
+    found = read_bounds(folder / "jobarray" / "best-known.csv")
+    assert found["vgg19-1000x4"].family == "many" and found["ExplPipe"][:2] == (4983, 4983)
+    assert read_bounds(folder / "quota" / "best-known.csv")["sum-20"].upper == -103_947_736
+
+
+def test_gaps_to_best_known_values(cli: Cli) -> None:
+    """The family is that of the table; a better value has a negative gap and is named."""
+    Path("t.csv").write_text("name,family,value,bound\nshop,fam,100,1\n")
+    ran = cli(*BENCH, "--best-known", "t.csv")
+    text = " ".join(ran.out.split())
+    assert ran.code == 0 and "fam" in text and "better than best known: shop" in text
+    assert "100 │ -" in text
 
 
 # the summary
