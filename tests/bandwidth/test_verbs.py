@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import combinations, permutations
 
+import numpy as np
 import pytest
 from depth import depth
 
@@ -13,6 +14,7 @@ from optsched.bandwidth import (
     BottleneckBandwidth,
     Cluster,
     ClusterState,
+    CountModel,
     Dispatcher,
     Host,
     HostType,
@@ -22,6 +24,7 @@ from optsched.bandwidth import (
 )
 from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.search.by_counts import order_of
+from optsched.bandwidth.topology.rates import NO_LIMIT
 from optsched.errors import Infeasible, InputError, UnsupportedProblem
 
 PAIRS = tuple(
@@ -184,3 +187,38 @@ def test_other_solvers_refuse_rails() -> None:
     for name in ("branch_and_bound", "cpsat", "genetic", "eha", "pts", "hybrid", "topo"):
         with pytest.raises(UnsupportedProblem, match="rails"):
             optsched.solve(problem, name)
+
+
+class Fabric(CountModel):
+    """A model of a user: the network loses a twentieth for every host."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def intra_of(self, kind: int, which: str = "value") -> np.ndarray:
+        """By number of GPUs."""
+        return np.array([0, 0, 50, 40, 45])
+
+    def network(self, patterns: np.ndarray, which: str = "value") -> np.ndarray:
+        """By number of hosts."""
+        hosts = (patterns > 0).sum(axis=1)
+        return np.where(hosts > 1, 20 * 48 // (20 + hosts), NO_LIMIT)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_model_of_a_user(large: bool) -> None:
+    """The best of all sets; what limits it is not said to be measured."""
+    for seed in range(depth(10, 60)):
+        cluster, state = small(random.Random(seed), rails=False)
+        model = Fabric(cluster)
+        fast = Dispatcher(cluster, model, traffic="heavy")
+        if large:
+            fast._tables = None
+        wanted = demands(model, state, "heavy")
+        for k in range(1, len(state.free) + 1):
+            best = max(
+                share(model, state, one, wanted).value for one in combinations(state.free, k)
+            )
+            answer = fast.answer(state, k)
+            assert answer.value == best or (large and answer.value <= best <= answer.upper_bound)
+            assert "measured" not in fast.explain(state, k)

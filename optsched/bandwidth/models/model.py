@@ -255,7 +255,8 @@ class CountModel(BandwidthModel):
             from optsched.bandwidth.models.tables import CountTables
 
             most = int(self.cluster.sizes.max())
-            network = self.network(automaton(self.cluster.n_hosts, most).patterns, which)
+            patterns = automaton(self.cluster.n_hosts, most).patterns
+            network = np.where(patterns.sum(axis=1) > 1, self.network(patterns, which), 0)
             self._tables[which] = CountTables.of(self.cluster, network, self._intra[which])
         return self._tables[which]
 

@@ -146,7 +146,7 @@ def limit_of(choice: DispatchChoice) -> str:
         counts = np.sort(np.array([list(choice.counts.values())], np.int64))[:, ::-1]
         low, high = (int(model.network(counts, end)[0]) for end in ("low", "high"))
         if low == high:
-            return f"{what}, measured"
+            return f"{what}, measured" if hasattr(model, "table") else what
         return f"{what}, predicted ({shown(max(low, 0))} to {shown(high)})"
     return f"{what}, predicted"
 
