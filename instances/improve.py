@@ -15,6 +15,7 @@ import argparse
 import csv
 import json
 import sys
+import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -166,11 +167,10 @@ def keep(
         Further columns of the row if the value is better; ``proof`` if the bound is.
     """
     rows, name = read_table(folder), answer["instance"]
-    target = folder / "solutions" / f"{name}.solution.json"
-    target.parent.mkdir(exist_ok=True)
-    trial = target.with_suffix(".trial")
-    trial.write_text(text_of(answer))
-    _, value, simple = CHECKERS[folder.name].check(trial, published)
+    with tempfile.TemporaryDirectory() as trial:
+        path = Path(trial) / f"{name}.solution.json"
+        path.write_text(text_of(answer))
+        _, value, simple = CHECKERS[folder.name].check(path, published)
     best = rows.get(name, {"bound": simple, "proof": CHECKERS[folder.name].__name__ + ".py"})
     if "value" not in best or value < int(best["value"]):
         best = {
@@ -181,8 +181,8 @@ def keep(
             "proof": best["proof"],
         }
         best["family"] = family_of(name, folder)
-        trial.replace(target)
-    trial.unlink(missing_ok=True)
+        (folder / "solutions").mkdir(exist_ok=True)
+        write_atomic(folder / "solutions" / f"{name}.solution.json", text_of(answer))
     if bound > int(best["bound"]):
         best |= {"bound": bound, "proof": facts["proof"]}
     best["status"] = "optimal" if int(best["bound"]) == int(best["value"]) else "open"

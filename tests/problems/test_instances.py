@@ -267,3 +267,25 @@ def test_altered_placements_are_rejected(tmp_path: Path) -> None:
     path.write_text(json.dumps(worse))
     _, found, bound = check(path, None)
     assert found >= bound
+
+
+def test_only_better_answers_are_kept(tmp_path: Path) -> None:
+    """A worse or wrong answer changes no file; a better one replaces value and certificate."""
+    improve = script("improve")
+    folder = tmp_path / "quota"
+    folder.mkdir()
+    good = solution("quota", "two-types-12")
+    worse = {**good, "gpus": {**good["gpus"], "j11": {"n1": 4}}}
+    facts = {"objective": "utility", "found_by": "a", "seconds": 1, "seed": 0, "version": "1",
+             "date": "2026-11-29", "proof": "b"}  # fmt: skip
+    first = improve.keep(folder, worse, dict(facts), -(10**9), None)
+    assert first["status"] == "open" and first["proof"] == "check_quotas.py"
+    best = improve.keep(folder, good, facts | {"found_by": "c"}, -(10**9), None)
+    assert (best["found_by"], best["value"], best["status"]) == ("c", good["value"], "optimal")
+    files = [folder / "best-known.csv", folder / "solutions" / "two-types-12.solution.json"]
+    before = [path.read_bytes() for path in files]
+    improve.keep(folder, worse, dict(facts), -(10**9), None)
+    with pytest.raises(ValueError, match="may not"):
+        improve.keep(folder, {**good, "gpus": {"j11": {"n1": 3}}}, dict(facts), 0, None)
+    assert [path.read_bytes() for path in files] == before
+    assert len([*folder.rglob("*")]) == 3
