@@ -4,10 +4,10 @@
     python -m benchmarks.pages --check    exit with 1 if a page is not up to date
 
 `benchmarks/tables.toml` defines the tables; one stands in a page between a comment that names it
-and `<!-- end -->`. `head` and `row` are cells between bars, {metric} the value of the row, {row}
-its name. Text in brackets is left out where a metric is missing, and a cell that lacks one is "–".
-The commands, date, commit and machine of the run follow the table. `<!-- claims NAME -->` holds
-the claims of a source with their verdicts.
+and `<!-- end -->`. `head` and `row` are cells between bars: {metric} is the value of the row, {row}
+its name, {unit} the unit of its first value. Text in brackets is left out where a metric is
+missing, and a cell that lacks one is "–". The commands, date, commit and machine of the run follow
+the table. `<!-- claims NAME -->` holds the claims of a source with their verdicts.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def values(file: str) -> dict[str, dict[str, dict[str, str]]]:
     found: dict[str, dict[str, dict[str, str]]] = {}
     for line in read(file):
         rows = found.setdefault(line["benchmark"], {})
-        rows.setdefault(line["row"], {})[line["metric"]] = line["value"]
+        rows.setdefault(line["row"], {"unit": line["unit"]})[line["metric"]] = line["value"]
     return found
 
 

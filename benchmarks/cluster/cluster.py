@@ -3,15 +3,14 @@
 python -m benchmarks.cluster.cluster [--seeds 20] [--quick]
 
 Prints markdown: means over seeds with 95 % confidence intervals. The simulator is calibrated to the
-paper's own service times (`optsched.cluster.entropy_workload`); what that cannot show stands at the
-end. ``--quick``: 4 seeds, and three sizes of Table 8.
+paper's own service times (`optsched.cluster.entropy_workload`): `docs/results/clusters.md` says what
+that cannot show. ``--quick``: 4 seeds, and three sizes of Table 8.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import time
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +20,6 @@ import numpy as np
 from benchmarks.cluster.cluster_paper import (
     HOURS,
     SIZES,
-    STATEMENT,
     TABLE_7,
     TABLE_8,
     TABLES_4_AND_5,
@@ -32,7 +30,7 @@ from optsched.cluster.policies import get
 from optsched.cluster.workload.synthetic import MEAN_SERVICE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from optsched.cluster import Workload
 
@@ -81,7 +79,7 @@ def jobs(count: int, seed: int, sigma: float, options: tuple[tuple[str, Any], ..
     """The reference workload, with errors of estimates."""
     given: dict[str, Any] = {"sizes": ELASTIC, "mean_service": MEAN_SERVICE} | dict(options)
     given["mean_service"] *= given.pop("micro_factor", 1.0)  # a factor on the work of every job
-    levels, templates = given.pop("priorities", None), given.pop("templates", True)
+    templates = given.pop("templates", True)
     curves, by_quota = given.pop("curves", True), given.pop("by_quota", False)
     made = entropy_workload(count, seed, **given)
     if by_quota:  # a pass has all samples on two GPUs, and g / 2 times as many on g GPUs
@@ -96,8 +94,6 @@ def jobs(count: int, seed: int, sigma: float, options: tuple[tuple[str, Any], ..
         )  # fmt: skip
     if not templates:
         made = made.changed(template=np.full(count, -1))
-    if levels is not None:  # by kind
-        made = made.changed(priority=np.array(levels)[made.template])
     return made.with_estimate_error(sigma, seed + 10_000) if sigma else made
 
 
@@ -256,22 +252,6 @@ def attribution(bench: Bench, fit: Row) -> None:
            "preemptions"), lines)  # fmt: skip
 
 
-def priorities(bench: Bench) -> None:
-    """What priorities 1 to 3 do, whichever job has which: every seed draws another assignment."""
-    print("\n### Priorities: 50 jobs, 4 GPUs, hours\n")
-    levels = [
-        tuple(np.random.default_rng(s).integers(1, 4, 8).tolist()) for s in range(bench.seeds)
-    ]
-    lines = []
-    for row in (FIFO, PRINTED, Row("`priority` (gang 2)", "priority", {}, RIGID)):
-        without = [run(row, 50, 4, s) for s in range(bench.seeds)]
-        drawn = [run(row, 50, 4, s, priorities=levels[s]) for s in range(bench.seeds)]
-        same = all((a.jct == b.jct).all() for a, b in zip(without, drawn, strict=True))
-        means = (Mean.of(r.metrics.jct_mean / HOUR for r in runs) for runs in (without, drawn))
-        lines.append([row.label, *(f"{mean:.2f}" for mean in means), "yes" if same else "no"])
-    table(("JCT", "all alike", "drawn from 1 to 3", "the same to the second"), lines)
-
-
 def table_7(bench: Bench, fit: Row) -> None:
     """The ablation, with two factors for micro control."""
     print("\n## Table 7: 25 jobs, 4 GPUs, hours")
@@ -314,23 +294,6 @@ def table_8(bench: Bench, fit: Row, sizes: tuple[int, ...]) -> None:
         print(f"\n* {what}: the paper's order FIFO > SFJ > Lucid > Entropy holds in our model at "
               f"{kept or 'none'} of {list(sizes)} GPUs")  # fmt: skip
     table(("2000 jobs, seconds", "", *map(str, sizes)), lines)
-    print("\nMakespan = A/n + B, A in 10^6 node-s and B in s, by least squares:")
-    fits = []
-    for name in TABLE_8:
-        fits.append([f"paper: {name}", *line(SIZES, TABLE_8[name][1])])
-    for row in (FIFO, BLIND, SJF_5, OURS, fit):
-        ends = [bench.mean(row, "makespan", 2000, n, **large).value for n in sizes]
-        fits.append([row.label, *line(sizes, ends)])
-    table(("", "A", "B", "largest error"), fits)
-
-
-def line(sizes: Iterable[int], values: Iterable[float]) -> list[str]:
-    """Least relative squares of A/n + B."""
-    n, y = np.array(list(sizes), float), np.array(list(values), float)
-    design = np.stack([1 / n, np.ones(len(n))], axis=1) / y[:, None]
-    a, b = np.linalg.lstsq(design, np.ones(len(n)), rcond=None)[0]
-    off = np.abs((a / n + b) / y - 1).max()
-    return [f"{a / 1e6:.3f}", f"{b:.0f}", f"{off:.1%}"]
 
 
 def goals(bench: Bench, sizes: tuple[int, ...]) -> None:
@@ -373,41 +336,6 @@ def goals(bench: Bench, sizes: tuple[int, ...]) -> None:
     table(("", "jobs x GPUs", "to elastic SJF", "to clairvoyant SRTF", "makespan to SJF"), lines)
 
 
-def sensitivity(bench: Bench) -> None:
-    """By the speed-up's c, and by the paper's lambda."""
-    print("\n## Sensitivity: 50 jobs, 4 GPUs, hours (JCT / makespan)")
-    amounts = (0.1, 0.3, 0.4, 0.522, 0.8)
-    show: Callable[[Row], str] = lambda row: " / ".join(  # noqa: E731
-        f"{bench.mean(row, k, 50, 4).value / HOUR:.2f}" for k in ("JCT", "makespan")
-    )
-    lines = [
-        [row.label, *(show(row._replace(workload=row.workload | {"c": c})) for c in amounts)]
-        for row in (FIFO, BLIND, SJF_5, OURS, PRINTED)
-    ]
-    table(("c", *map(str, amounts)), lines)
-    lams = (0.0, 0.25, 0.5, 0.75, 1.0)
-    lines = [
-        [row.label, *(show(row._replace(options=row.options | {"lam": lam})) for lam in lams)]
-        for row in (PRINTED, SHARING, RESOLVED)
-    ]
-    table(("lambda", *map(str, lams)), lines)
-
-
-def speed() -> None:
-    """All compiled policies on 2000 jobs and 1024 GPUs, once each, warm."""
-    print("\n## Speed: 2000 elastic jobs, 1024 GPUs, compiled, without making the workload")
-    lines, total = [], 0.0
-    for row in (BLIND, SJF_5, ORACLE, OURS, PRINTED, SHARING, RESOLVED):
-        run(row, 50, 4, 0)
-        jobs(2000, 0, row.sigma, (("mean_service", 437.0),))
-        begin = time.process_time()
-        run(row, 2000, 1024, 0, mean_service=437.0)
-        took = time.process_time() - begin
-        total += took
-        lines.append([row.label, f"{took * 1e3:.0f} ms"])
-    table(("", "CPU"), [*lines, ["all", f"{total:.2f} s"]])
-
-
 def main() -> None:
     """Print everything."""
     options = argparse.ArgumentParser(
@@ -424,14 +352,10 @@ def main() -> None:
           f"{fit.label}")  # fmt: skip
     tables_4_and_5(bench, fit)
     attribution(bench, fit)
-    priorities(bench)
     table_7(bench, fit)
     print("\n## Table 8")
     table_8(bench, fit, sizes)
     goals(bench, sizes)
-    sensitivity(bench)
-    speed()
-    print(f"\n## What this does not show\n\n{STATEMENT}")
 
 
 if __name__ == "__main__":

@@ -31,28 +31,3 @@ TABLE_8: Final = {
     "Entropy": ((6679, 3355, 1686, 854, 444), (15035, 7637, 3806, 1939, 1085)),
 }
 """2000 jobs on `SIZES` nodes, seconds: mean JCT, makespan."""
-
-STATEMENT: Final = """\
-* The paper gives no step times. Ours are scaled to its mean service of .79 h on two GPUs, and the
-  speed-up to its own service times: agreement is consistency with these, not validation.
-* FIFO keeps 4 GPUs 98.8 % busy if every job takes 2, so no *order* of the same work can end more
-  than about 1 % earlier. The Entropy row's -27 % is less GPU time per job: smaller quotas, or less
-  work. Elastic FIFO, which knows nothing of learning, has more than that.
-* The Entropy row above is a fit with three free knobs (c, a factor on work, errors of estimates),
-  and its order is by score *per remaining time*: the printed score, without the time, cannot rank
-  jobs that never ran.
-* Not reproducible: the SFJ row (it is not shortest-first: JCT/makespan is .53) and the Lucid row
-  (estimates and packing table unknown; with constant pair speeds a Lucid-like policy has a *lower*
-  mean JCT than the paper's Entropy row); Table 6; the order of Table 8; the absolute numbers of
-  Table 7, whose "full" halves the service time although the text of Table 4 says that micro control
-  lengthens it, and which uses a J9 that is defined nowhere.
-* Table 8's makespans fit A/n + B with another A for every policy: another amount of work for the
-  same 2000 jobs, which no order can produce.
-* The micro factor is a number put in here: none (1.00), and the one that Table 7 would need. Really
-  training shows no effect (docs/results/elastic.md).
-* The paper prints N = g rho (12) samples a pass. Then a job on one GPU is done after half the
-  training that it has on two, and any policy of small quotas looks twice as good, one that knows
-  nothing of learning too. Here a pass is all samples at any quota, except in the rows marked (12).
-* Table 2 prints counts, which are ours too, and priorities 1 to 3. Which job has which is not in
-  what we have of the paper. Its scores and quotas (28)-(31) do not contain them; nor do our
-  policies, except `priority`."""
