@@ -3,7 +3,7 @@
 python -m benchmarks.cluster.cluster [--seeds 20] [--quick]
 
 Prints markdown: means over seeds with 95 % confidence intervals. The simulator is calibrated to the
-paper's own service times (`optsched.cluster.entropy_workload`): `docs/results/clusters.md` says what
+paper's own service times (`optsched.cluster.entropy_workload`): docs/results/clusters.md says what
 that cannot show. ``--quick``: 4 seeds, and three sizes of Table 8.
 """
 
