@@ -38,8 +38,8 @@ PRINTED = {
     )
 } | {
     f"training/{name}.md" for name in (
-        "batches", "cut-a-model", "lora", "profile", "pytorch-pipelining", "report", "siblings",
-        "stop-and-resume", "sweep", "why-it-cannot-hang",
+        "batches", "cut-a-model", "lora", "memory", "profile", "pytorch-pipelining", "report",
+        "siblings", "stop-and-resume", "sweep", "why-it-cannot-hang",
     )
 }  # fmt: skip
 """Pages whose commands, and Python above a block of text, print what is shown."""
