@@ -420,7 +420,7 @@ def overload(scenario: Path, network: Path) -> None:
         for name, router in {"auto": MarginalCost(), **static}.items():
             cells = [
                 f"{one.attainment:6.2f} % in time, {one.accuracy:.2f} %, P99 {one.p99_ms:.1f} ms"
-                for one in serve(1.2 * most, 10_000, ms, router)
+                for one in serve(1.2 * most, 6000, ms, router)
             ]
             print(f"{name:20} measured {cells[0]}; simulated {cells[1]}", flush=True)
 

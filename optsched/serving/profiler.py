@@ -92,8 +92,8 @@ def profile(
     """Measure every segment, input width, width and batch on every server, and fit its costs.
 
     The servers are those of `Executor`, all busy; times are measured in the parent process and
-    include messages. Instances have all widths; some are measured several at a time. At last, a
-    trial serves requests at half of the capacity: all costs of a server are scaled to its batches.
+    include messages. Instances have all widths; some are measured several at a time. At last,
+    trials serve requests at half of the capacity: all costs of a server are scaled to its batches.
 
     Parameters
     ----------
@@ -148,7 +148,9 @@ def profile(
         one = Server(f"{device}-{s}", capacity, 0, 0, 0, 0, float(np.median(loads, axis=0)[s]))
         found.append(fit(one, np.array(cases), np.median(ms[_WARM:, s], axis=0), held, mmac))
     costs = Costs(sizes[-1], net.widths, mmac.tolist(), vram_mb.tolist(), found)
-    return _in_use(net, costs, devices, shape)
+    for _ in range(2):  # the second trial is at half of the capacity that the first has found
+        costs = _in_use(net, costs, devices, shape)
+    return costs
 
 
 def _rounds(
@@ -220,7 +222,7 @@ def _in_use(net: Segmented, costs: Costs, devices: Sequence[str], shape: Sequenc
             ms_per_mmac=one.server.ms_per_mmac * factor,
             cost_ms=(np.array(one.server.cost_ms) * factor).tolist(),
         )  # fmt: skip
-        found.append(one._replace(server=server, in_use=factor))
+        found.append(one._replace(server=server, in_use=factor * one.in_use))
     return costs._replace(devices=found, router_ms=float((queued - before[r, at]).mean()) / 1e6)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +11,8 @@ from optsched.errors import InputError
 from optsched.serving.plan import Plan
 from optsched.serving.profiler import Costs, fit, profile
 from optsched.serving.routers import Router, Static
-from optsched.serving.scenario import Scenario
 from optsched.serving.simulator import simulate
 from optsched.serving.tables import Server
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MMAC = np.array([[[1.0, 2.0], [1.0, 2.0]], [[3.0, 5.0], [4.0, 7.0]]])
 CASES = [(k, i, w) for k in range(2) for i in range(2) for w in range(2) if k or not i]
@@ -59,9 +55,9 @@ def test_fit_recovers_contention(cores: int) -> None:
     assert took == pytest.approx([max(1.0, m / cores) for m in (1, 2, 3)], rel=0.05)
 
 
-def test_scenario(tmp_path: Path) -> None:
-    """Costs make a scenario that can be simulated, written and read."""
-    given, path = costs(0.5, MMAC * 0.1, 1), tmp_path / "scenario.json"
+def test_scenario() -> None:
+    """Costs make a scenario that can be simulated."""
+    given = costs(0.5, MMAC * 0.1, 1)
     table = {"0,0": 70.0, "0,1": 72.0, "1,0": 71.0, "1,1": 75.0}
     scenario = given.scenario(table, rate=200, seconds=1, seed=3, router_ms=0.1)
     assert [one.id for one in scenario.servers] == ["cpu-0", "cpu-1"]
@@ -70,8 +66,6 @@ def test_scenario(tmp_path: Path) -> None:
     assert [one.load_ms for one in scenario.servers] == [2.0, 3.0]
     assert [one.vram_mb for one in scenario.servers] == [48, 48]
     assert scenario.router_ms == 0.1
-    scenario.write(path)
-    assert Scenario.read(path).sha256 == scenario.sha256
     assert scenario.n_requests > 100
     assert simulate(scenario).summary.completion == 1
 
