@@ -25,6 +25,7 @@ extensions = [
     "numpydoc",
     "myst_parser",
     "sphinx_design",
+    "sphinx_gallery.gen_gallery",
 ]
 # pages that the new layout has not replaced yet
 OLD = [path.name for path in HERE.glob("*.md") if path.name != "index.md"]
@@ -54,6 +55,23 @@ intersphinx_mapping = {
         "optuna": "https://optuna.readthedocs.io/en/stable",
     }.items()
     if os.environ.get("INTERSPHINX")
+}
+
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples",
+    "gallery_dirs": "gallery",
+    "ignore_pattern": r"examples/(go|kubernetes|service|slurm)/",
+    "filename_pattern": r"/(choose_gpus|compare_policies|determined_walks|main_job)\.py$",
+    "nested_sections": False,
+    "image_scrapers": ("generated.figures",),
+    "reset_argv": "generated.arguments",
+    "reset_modules": (),
+    "download_all_examples": False,
+    "show_memory": False,
+    "write_computation_times": False,
+    "show_signature": False,
+    "min_reported_time": 3600,
+    "remove_config_comments": True,
 }
 
 html_theme = "pydata_sphinx_theme"

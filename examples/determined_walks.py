@@ -1,4 +1,8 @@
-"""The walk of Determined's documentation through its priority scheduler, by code and by docs.
+"""
+Determined's priority scheduler, step by step
+=============================================
+
+The walk of its documentation, by its code and by its text.
 
 Eight GPUs, preemption on, seven steps. The older text of the documentation says that nothing of a
 worse priority starts while a task of a better one waits; the code, and the later text, backfill:
@@ -7,7 +11,6 @@ they part at step 6. Run: python examples/determined_walks.py
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -102,13 +105,13 @@ def main() -> None:
     for variant in variants:
         print(f"variant {variant}")
         for step in walk(variant):
-            told = [f"running {step.running}"]
+            facts = [f"running {step.running}"]
             if step.waiting:
-                told.append(f"waiting {step.waiting}")
+                facts.append(f"waiting {step.waiting}")
             if step.preempted:
-                told.append(f"preempted {step.preempted}")
-            print(f"  {step.text}\n     {', '.join(told)}")
+                facts.append(f"preempted {step.preempted}")
+            print(f"  {step.text}\n     {', '.join(facts)}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

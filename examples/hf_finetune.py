@@ -1,4 +1,9 @@
-"""Three learning rates for a GPT-2 of transformers, in one job array (or under torchrun)."""
+"""
+Three learning rates of a Hugging Face GPT-2
+============================================
+
+In one job array, in one process or under torchrun.
+"""
 
 from __future__ import annotations
 

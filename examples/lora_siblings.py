@@ -1,4 +1,8 @@
-"""LoRA adapters of one frozen base as siblings of a job array, with transformers and PEFT.
+"""
+LoRA adapters of one frozen base
+================================
+
+Siblings of a job array, with transformers and PEFT.
 
 python examples/lora_siblings.py
 torchrun --nproc-per-node 2 examples/lora_siblings.py
@@ -64,7 +68,7 @@ def make_jobs() -> list[Job]:
 
 def main() -> None:
     """Train all adapters, print their losses, load the best one as PEFT does."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="Train LoRA adapters.")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--out", type=Path, default=Path("lora"))
     given = parser.parse_args()

@@ -1,13 +1,18 @@
-"""Solve a real job array, compare it with what people run today, and draw it.
+"""
+Order 30 GPT-2 XL jobs on 8 devices
+===================================
 
-python examples/main_job.py [--out out] [--time-limit SECONDS]
+Solve a job array, compare the schedule with the orders in common use, and draw it.
+Run: python examples/main_job.py [--out out] [--time-limit SECONDS]
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
@@ -20,15 +25,17 @@ from optsched.pipelines.generator import BATCH_SIZES
 from optsched.plots import gantt
 from optsched.plots.html import write as write_html
 
-INSTANCE = (
-    Path(__file__).parent.parent / "instances" / "jobarray" / "gpt2_xl-30x8-80GB.jobarray.json"
-)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CHECKOUT = Path(sys.argv[0]).resolve().parent.parent
+INSTANCE = CHECKOUT / "instances" / "jobarray" / "gpt2_xl-30x8-80GB.jobarray.json"
 MICRO_BATCHES = 8
 
 
-def main() -> None:
+def main() -> Figure:
     """Solve, compare, draw."""
-    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options = argparse.ArgumentParser(description="Solve, compare, draw.")
     options.add_argument("--out", type=Path, default=Path("out"))
     options.add_argument("--time-limit", type=float, help="default: 10 s, and what compiling takes")
     given = options.parse_args()
@@ -51,10 +58,11 @@ def main() -> None:
     console.print(compare(array, schedule))
 
     schedule.write(given.out / "plan.schedule.json")
-    gantt(schedule, given.out / "plan.png")
+    figure = gantt(schedule, given.out / "plan.png")
     write_html(schedule, given.out / "plan.html")
     perfetto.write(schedule, given.out / "plan.trace.json")
     console.print(f"wrote plan.schedule.json, plan.png, plan.html, plan.trace.json in {given.out}/")
+    return figure
 
 
 def compare(array: optsched.JobArray, ours: optsched.Schedule) -> Table:
@@ -100,4 +108,4 @@ def alone(array: optsched.JobArray, order: object) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    main()
+    figure = main()

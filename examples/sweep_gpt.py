@@ -1,4 +1,8 @@
-"""A sweep over learning rates of a small GPT, as one job array.
+"""
+A sweep over learning rates of a small GPT
+==========================================
+
+As one job array.
 
 python examples/sweep_gpt.py --check
 torchrun --nproc-per-node 4 examples/sweep_gpt.py
@@ -102,7 +106,7 @@ def check(trainer: ArrayTrainer, result: RunResult) -> None:
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(description="Sweep learning rates.")
     parser.add_argument("--lr", type=float, nargs="+", default=list(LEARNING_RATES))
     parser.add_argument("--steps", type=int, default=40, help="iterations of every job")
     parser.add_argument("--batch-size", type=int, default=8)

@@ -1,4 +1,8 @@
-"""Keep a live cluster of ``optsched serve`` as Kubernetes or Slurm has it.
+"""
+Keep the service in step with Kubernetes or Slurm
+=================================================
+
+Keep a live cluster of ``optsched serve`` as Kubernetes or Slurm has it.
 
 python sync_cluster.py kubernetes --every 5    # in a pod, from the API server
 python sync_cluster.py slurm --every 5         # from scontrol and squeue
@@ -111,7 +115,7 @@ def update(client: Client, given: argparse.Namespace) -> None:
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="Keep a live cluster.")
     parser.add_argument("source", choices=["kubernetes", "slurm"])
     parser.add_argument("--url", default="http://127.0.0.1:8765")
     parser.add_argument("--cluster", default="main", help="name of the live cluster")

@@ -1,4 +1,9 @@
-"""A small language model of bytes, its loss and its data: plain PyTorch for `sweep_gpt.py`."""
+"""
+A small language model of bytes
+===============================
+
+Its loss and its data: plain PyTorch for `sweep_gpt.py`.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,17 @@
-"""Parts of the reference that the build makes from the code: commands, documents, status codes."""
+"""Parts that the build makes from the code: commands, documents, status codes, pictures."""
 
 from __future__ import annotations
 
 import json
 import re
+import tempfile
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from matplotlib.figure import Figure
 from numpydoc.docscrape import NumpyDocString
+from sphinx_gallery.scrapers import figure_rst
 from typer.testing import CliRunner
 
 from optsched.cli.app import COMMANDS, GROUPS, app
@@ -57,6 +60,27 @@ def write_all(folder: Path) -> None:
         _write(folder / f"optsched.{name}.schema.json", text)
     for name, text in pages.items():
         _write(folder / f"{name}.md", text)
+
+
+def figures(block: object, variables: dict[str, Any], settings: dict[str, Any]) -> str:
+    """Save new figures among the variables of an example, for its page."""
+    paths = []
+    for value in variables["example_globals"].values():
+        if isinstance(value, Figure) and value not in _drawn:
+            _drawn.append(value)
+            paths.append(next(variables["image_path_iterator"]))
+            value.savefig(paths[-1], dpi=110)
+    return figure_rst(paths, settings["src_dir"])
+
+
+_drawn: list[Figure] = []
+
+
+def arguments(settings: dict[str, Any], variables: dict[str, Any]) -> list[str]:
+    """Arguments of an example: less time, and results outside of the checkout."""
+    if not variables["src_file"].endswith("main_job.py"):
+        return []
+    return ["--time-limit", "2", "--out", tempfile.mkdtemp()]
 
 
 def _write(path: Path, text: str) -> None:
