@@ -1,24 +1,21 @@
 """`LargeSearch` by size of the cluster: time, proof and bound, flat or with two levels, with jobs.
 
 python -m benchmarks.bandwidth.large_choices [--states 10] [--begin 5000] [--gpus 256,1024,4096]
-    [--free 0.7] [--deadline 0.005] [--values FILE]
+    [--free 0.7] [--deadline 0.005]
 
 Hosts of 8 GPUs at the line rate of their cards: `flat`, or `levels` with leaves of 16 hosts, spines
 of 8 leaves, factors 1, 0.8 and 0.5. Jobs: none; `placed` on the hosts with most free GPUs;
 `scattered` over four hosts side by side (one in five: eight), with the demand that they reach
-alone. CPU time with demands. Contention is that of the model, nobody measured it. `--values`:
-another search's choices, objects with kind, hosts, cseed, seed, free, tenants, k, value and exact.
+alone. CPU time with demands. Contention is that of the model, nobody measured it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import time
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -46,17 +43,13 @@ def main() -> None:
     options.add_argument("--free", type=float, default=0.7)
     options.add_argument("--gpus", default="256,1024,4096")
     options.add_argument("--deadline", type=float)
-    options.add_argument("--values", type=Path)
     given = options.parse_args()
     print(machine("numpy", "numba"))
-    if given.values is not None:
-        return compare(json.loads(given.values.read_text()), given.deadline)
     print("model   gpus  jobs       median ms  90% ms  max ms  proved %  bound/value unproved")
     for name in ("flat", "levels"):
         for gpus in map(int, given.gpus.split(",")):
             for jobs in STATES:
                 measure(name, gpus, jobs, given)
-    return None
 
 
 def measure(name: str, gpus: int, jobs: str, given: argparse.Namespace) -> None:
@@ -75,28 +68,6 @@ def measure(name: str, gpus: int, jobs: str, given: argparse.Namespace) -> None:
         f"{max(times):7.2f} {100 * exact.mean():9.1f} {gap:21.2f}",
         flush=True,
     )
-
-
-def compare(rows: list[dict[str, Any]], deadline: float | None) -> None:
-    """Print the ratio to stored values, of all and of those that were not proved."""
-    found = []
-    for row in rows:
-        kind = row["kind"] if isinstance(row["kind"], str) else tuple(row["kind"])
-        model = model_of(kind, row["hosts"], row["cseed"])
-        state = STATES[row["tenants"]](model.cluster, row["seed"], row["free"])
-        one, took = timed(model, state, row["k"], deadline)
-        ratio = one.value / max(1, row["value"])
-        found.append((ratio, one.upper_bound / max(1, one.value), took, not row["exact"]))
-    table = np.array(found)
-    for what, at in (("all", table[:, 3] >= 0), ("not proved before", table[:, 3] == 1)):
-        if not at.any():
-            continue
-        ratio, bound, times = table[at, :3].T
-        print(
-            f"{what}: {len(ratio)} requests, value {ratio.mean():.3f} times in the mean, worst "
-            f"{ratio.min(initial=9):.3f}; bound {bound.mean():.2f} times the value; median "
-            f"{np.median(times):.2f} ms, most {times.max(initial=0):.2f} ms"
-        )
 
 
 def timed(

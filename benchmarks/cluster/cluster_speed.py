@@ -1,11 +1,10 @@
 """Jobs a second of every compiled policy.
 
-python -m benchmarks.cluster.cluster_speed [--traces DIR] [--repeat 5] [--own] [--first NAME]
+python -m benchmarks.cluster.cluster_speed [--traces DIR] [--repeat 5] [--first NAME]
 
 Workloads: synthetic (Poisson, load .9 and 1.1) and, with traces, the 2000-job Philly slice on 64
 GPUs and all Philly jobs with at most 64 GPUs on 512. Wall and CPU seconds of `simulate`, log
-included, without reading; warm, median of the repeats. With `--own` only decisions a second of a
-user's policy (5,000 jobs, 16 GPUs), in Python and compiled by the decorator. With `--first` only
+included, without reading; warm, median of the repeats. With `--first` only
 CPU seconds of the first simulation of 50 jobs, compiling included (NUMBA_CACHE_DIR=$(mktemp -d)).
 """
 
@@ -18,18 +17,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from benchmarks.machine import machine
-from optsched.cluster import Decision, Nodes, compiled, read_trace
+from optsched.cluster import Nodes, read_trace
 from optsched.cluster.policies import get
 from optsched.cluster.simulate import simulate
 from optsched.cluster.workload.synthetic import synthetic
-from optsched.cluster.world.engine import simulate_generic
-from optsched.cluster.world.settings import Settings
 
 if TYPE_CHECKING:
-    from optsched.cluster import ClusterView, Workload
+    from optsched.cluster import Workload
 
 POLICIES = [
     ("fifo", {}), ("sjf", {}), ("srtf", {}), ("las", {}), ("lucid", {}),
@@ -54,7 +49,6 @@ def main() -> None:
     )
     options.add_argument("--traces", default=os.environ.get("OPTSCHED_TRACES"))
     options.add_argument("--repeat", type=int, default=5)
-    options.add_argument("--own", action="store_true")
     options.add_argument("--first", metavar="NAME")
     given = options.parse_args()
     print(machine("numpy", "numba"))
@@ -62,9 +56,6 @@ def main() -> None:
         begun = time.process_time()
         simulate(synthetic(50), given.first, Nodes(4))
         print(f"{given.first}: {time.process_time() - begun:.1f} CPU s")
-        return
-    if given.own:
-        own(given.repeat)
         return
     cases = [
         ("synthetic, load .9", synthetic(100_000, 0.9, 0, gpus=512), Nodes(64)),
@@ -95,51 +86,6 @@ def main() -> None:
 def label(name: str, chosen: dict[str, Any]) -> str:
     """Return a policy with its options."""
     return " ".join([name, *map(str, chosen.values())])
-
-
-class Longest:
-    """The job that has waited longest gets what is there, at its largest size."""
-
-    name = "longest"
-    clairvoyant = False
-    options = ()
-
-    def decide(self, view: ClusterView) -> Decision:
-        """Start who fits."""
-        quota = np.array(view.gpus)
-        room = int(view.free.sum())
-        for i in np.flatnonzero(~view.running).tolist() if room else ():
-            largest = int(view.size[view.size_ptr[i + 1] - 1])
-            if largest <= room:
-                quota[i] = largest
-                room -= largest
-        return Decision(quota)
-
-
-@compiled
-def longest(view):  # type: ignore[no-untyped-def]
-    """The same, compiled."""
-    quota = view.gpus.copy()
-    room = view.free.sum()
-    for i in range(len(quota)):
-        largest = view.size[view.size_ptr[i + 1] - 1]
-        if not view.running[i] and largest <= room:
-            quota[i] = largest
-            room -= largest
-    return quota
-
-
-def own(repeat: int) -> None:
-    """Decisions a second, the most of the repeats."""
-    workload, nodes = synthetic(5000, 0.7, 0, gpus=16), Nodes(2)
-    for policy in (Longest(), longest):
-        most = 0.0
-        for _ in range(repeat + 1):
-            decisions = simulate_generic(workload, policy, nodes, Settings()).decisions
-            begin = time.process_time()
-            simulate(workload, policy, nodes)
-            most = max(most, decisions / (time.process_time() - begin))
-        print(f"{type(policy).__name__:10} {most:,.0f} decisions/s ({decisions} decisions)")
 
 
 def timed(
