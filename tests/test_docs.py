@@ -41,6 +41,10 @@ PRINTED = {
         "batches", "cut-a-model", "lora", "memory", "profile", "pytorch-pipelining", "report",
         "siblings", "stop-and-resume", "sweep", "why-it-cannot-hang",
     )
+} | {
+    f"orders/{name}.md" for name in (
+        "job-arrays", "pytorch-orders", "rolling", "verify",
+    )
 }  # fmt: skip
 """Pages whose commands, and Python above a block of text, print what is shown."""
 
