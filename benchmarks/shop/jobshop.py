@@ -4,6 +4,7 @@
     python -m benchmarks.shop.jobshop run --out FILE.csv [--set short]
         [--solvers auto,tabu,cpsat-raw]
     python -m benchmarks.shop.jobshop report FILE.csv [--bounds CSV]
+    python -m benchmarks.shop.jobshop logs FILE.csv
     python -m benchmarks.shop.jobshop speed [--solvers tabu,branch_and_bound,genetic]
 
 Every solve is a process of its own; wall and CPU time are those of the whole process, imports
@@ -55,12 +56,16 @@ def main() -> None:
     for command in (run, rates):
         command.add_argument("--data", type=Path, default=folder_from("OPTSCHED_JSSP_DATA"),
                              help="folder of instance files (OPTSCHED_JSSP_DATA)")  # fmt: skip
+    logged = commands.add_parser("logs", help="the authors' logs of ArrayPipe beside optima")
+    logged.add_argument("file", type=Path, help="ga_logs.csv")
     peers = commands.add_parser("peers", help="environments of the peers")
     peers.add_argument("action", choices=["install"])
     peers.add_argument("--into", type=Path, required=True)
     given = parser.parse_args()
     if given.command == "peers":
         install(given.into)
+    elif given.command == "logs":
+        report.logs(given.file)
     elif given.command == "speed":
         print(machine("numba"))
         instances = [instance(name, given.data) for name in chosen(given.set)]

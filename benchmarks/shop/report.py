@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -9,11 +10,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from benchmarks.shop.engines import RAW_CPSAT
+from benchmarks.shop.instances import OPTIMA
 from optsched.bench.summary import grouped, labels, summarise
 from optsched.bench.table import render
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from optsched.bench.instances import Known
     from optsched.bench.rows import Row
@@ -52,6 +55,15 @@ def overall(rows: Sequence[Row], summary: Summary) -> list[str]:
                 f"to its bound mean {fmean(own):.2%} worst {max(own):.2%}"
             )
     return lines
+
+
+def logs(path: Path) -> None:
+    """Print what the authors' logs of a genetic algorithm end with, beside proved optima."""
+    with path.open(newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            if best := OPTIMA.get(row["instance"]):
+                last = float(row["final_best"])
+                print(f"{row['instance']}: {last:.0f}, optimum {best}, +{last / best - 1:.2%}")
 
 
 def best_of_raw(rows: Sequence[Row]) -> list[Row]:
