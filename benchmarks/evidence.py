@@ -282,7 +282,7 @@ def row(claim: Claim, number: float, seconds: float, commit: str) -> dict[str, s
 
 
 def state_of_the_checkout() -> str:
-    """Return the commit, with a + if files other than results differ from it."""
+    """Return the commit, with a + if files other than results and pages differ."""
 
     def git(*words: str) -> str:
         done = subprocess.run(
@@ -290,9 +290,8 @@ def state_of_the_checkout() -> str:
         )
         return done.stdout.strip()
 
-    changed = git(
-        "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results"
-    )
+    other = (":!benchmarks/results", ":!docs")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", *other)
     return (git("rev-parse", "--short=8", "HEAD") or "unknown") + "+" * bool(changed)
 
 
