@@ -27,11 +27,8 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
-# pages that the new layout has not replaced yet
-OLD = [path.name for path in HERE.glob("*.md") if path.name != "index.md"]
-exclude_patterns = [*OLD, "_*", "reference/generated"]
+exclude_patterns = ["_*", "reference/generated"]
 
-suppress_warnings = ["myst.xref_missing"]  # until all pages of the new layout exist
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 
