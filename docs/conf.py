@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pygments.lexers.special import TextLexer
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "solvers"), str(HERE / "_ext")]
 
-from generated import write_all  # noqa: E402
+from generated import outside_links, write_all  # noqa: E402
 
 from optsched.version import __version__  # noqa: E402
 
@@ -85,3 +91,9 @@ html_show_sphinx = False
 html_copy_source = False
 
 write_all(HERE / "reference" / "generated")
+
+
+def setup(app: Sphinx) -> None:
+    """Register what Markdown in the checkout has, and a site has not."""
+    app.add_lexer("csv", TextLexer)
+    app.connect("source-read", outside_links)

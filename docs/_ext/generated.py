@@ -21,6 +21,8 @@ from optsched.service.routes import _CODES
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from sphinx.application import Sphinx
+
 STRUCTS = {
     "profile": ("optsched.profile/2", "optsched.arraypipe.profile:Profile"),
     "routing": ("optsched.routing/1", "optsched.serving.scenario:_Scenario"),
@@ -105,6 +107,20 @@ def commands() -> str:
             raise RuntimeError(f"optsched {path} --help: {done.output}")
         found.append(f"{heading}```text\n{done.output.strip()}\n```\n\n")
     return "".join(found)
+
+
+def outside_links(app: Sphinx, page: str, source: list[str]) -> None:
+    """Write links to folders and pages of the checkout outside of `docs` as text with the path."""
+    here = (app.srcdir / page).parent
+
+    def written(match: re.Match[str]) -> str:
+        path = (here / match[2]).resolve()
+        outside = path.is_relative_to(app.srcdir.parent) and not path.is_relative_to(app.srcdir)
+        if outside and (path.is_dir() or path.suffix == ".md"):
+            return f"{match[1]} (`{path.relative_to(app.srcdir.parent)}`)"
+        return match[0]
+
+    source[0] = re.sub(r"\[([^\]\n]*)\]\((\.\./[^)#\s]+)\)", written, source[0])
 
 
 def status() -> str:
