@@ -324,7 +324,7 @@ def test_endpoints(tmp_path: Path) -> None:
             ("c/changes", start | {"id": "1", "version": 1}, (409, "id")),
             ("c/changes", start | {"id": "2"}, (409, "version")),
             ("c/changes", {"id": "3"}, (400, "change")),
-            ("c/changes", {"id": "4", "start": [{"name": "b", "gpus": 10}]}, (409, "b")),
+            ("c/changes", {"id": "4", "start": [{"name": "b", "gpus": 10}]}, (409, "start[0]")),
             ("c/changes", {"id": "5", "place": {"a": "n01"}}, (400, "place.a")),
             ("c/plan", {"snapshot": {}}, (400, "body")),
         ):  # fmt: skip

@@ -117,7 +117,7 @@ class Dispatcher:
         state
             Of this cluster.
         k
-            How many.
+            Number of GPUs.
         deadline
             Seconds until the answer: then the best found, and `answer` has its bound. Without one
             the search is bounded by its work, some seconds at most. Neither counts the first call
@@ -126,7 +126,7 @@ class Dispatcher:
         Raises
         ------
         InputError
-            k is no number, or below 1.
+            k is not an integer of at least 1.
         Infeasible
             More GPUs than are free, or the policy allows nothing.
         """
