@@ -45,6 +45,7 @@ autosummary_filename_map = {  # on disks that ignore case
     "optsched.plan.Plan": "optsched.plan.Plan-class",
     "optsched.pipelines.Partition": "optsched.pipelines.Partition-class",
 }
+python_maximum_signature_line_length = 80
 autodoc_typehints = "none"  # signatures have them; numpydoc has the text
 numpydoc_show_class_members = False
 

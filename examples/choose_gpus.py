@@ -2,8 +2,8 @@
 Choose GPUs beside running jobs
 ===============================
 
-Eight hosts in two racks, some GPUs in use. The choice has the highest bandwidth of all sets of 12
-free GPUs. Run: python examples/choose_gpus.py
+Eight hosts in two racks, half of the GPUs in use. The choice has the highest bandwidth of all sets
+of 12 free GPUs, by a model of link rates.
 """
 
 from __future__ import annotations

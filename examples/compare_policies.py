@@ -3,7 +3,7 @@ Compare scheduling policies on one workload
 ===========================================
 
 300 jobs on 8 nodes with 8 GPUs under four policies. Replace the workload by your own trace with
-`optsched.cluster.read_trace`. Run: python examples/compare_policies.py
+``optsched.cluster.read_trace``.
 """
 
 from __future__ import annotations

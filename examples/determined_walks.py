@@ -6,7 +6,7 @@ The walk of its documentation, by its code and by its text.
 
 Eight GPUs, preemption on, seven steps. The older text of the documentation says that nothing of a
 worse priority starts while a task of a better one waits; the code, and the later text, backfill:
-they part at step 6. Run: python examples/determined_walks.py
+they part at step 6.
 """
 
 from __future__ import annotations

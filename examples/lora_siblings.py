@@ -2,10 +2,10 @@
 LoRA adapters of one frozen base
 ================================
 
-Siblings of a job array, with transformers and PEFT.
+Siblings of a job array, with transformers and PEFT::
 
-python examples/lora_siblings.py
-torchrun --nproc-per-node 2 examples/lora_siblings.py
+    python examples/lora_siblings.py
+    torchrun --nproc-per-node 2 examples/lora_siblings.py
 
 The base is in memory once on every device; each adapter is a small state. Model, adapters and
 data are as transformers and PEFT make them; the base here is tiny and random.

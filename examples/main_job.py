@@ -2,8 +2,9 @@
 Order 30 GPT-2 XL jobs on 8 devices
 ===================================
 
-Solve a job array, compare the schedule with the orders in common use, and draw it.
-Run: python examples/main_job.py [--out out] [--time-limit SECONDS]
+Solve a job array, compare the schedule with the orders in common use, and draw it::
+
+    python examples/main_job.py --out out --time-limit 10
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 A sweep over learning rates of a small GPT
 ==========================================
 
-As one job array.
+As one job array::
 
-python examples/sweep_gpt.py --check
-torchrun --nproc-per-node 4 examples/sweep_gpt.py
-optsched arraypipe run examples/sweep_gpt.py:make_trainer --steps 20
+    python examples/sweep_gpt.py --check
+    torchrun --nproc-per-node 4 examples/sweep_gpt.py
+    optsched arraypipe run examples/sweep_gpt.py:make_trainer --steps 20
 
 Every learning rate is a job of its own. The model is cut into stages, the blocks of all jobs are
 measured and ordered by a solver, and every job ends with exactly the bits of training it alone.

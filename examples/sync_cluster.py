@@ -2,10 +2,10 @@
 Keep the service in step with Kubernetes or Slurm
 =================================================
 
-Keep a live cluster of ``optsched serve`` as Kubernetes or Slurm has it.
+Keep a live cluster of ``optsched serve`` as Kubernetes or Slurm has it::
 
-python sync_cluster.py kubernetes --every 5    # in a pod, from the API server
-python sync_cluster.py slurm --every 5         # from scontrol and squeue
+    python sync_cluster.py kubernetes --every 5    # in a pod, from the API server
+    python sync_cluster.py slurm --every 5         # from scontrol and squeue
 """
 
 from __future__ import annotations

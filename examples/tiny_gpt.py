@@ -2,7 +2,7 @@
 A small language model of bytes
 ===============================
 
-Its loss and its data: plain PyTorch for `sweep_gpt.py`.
+Its loss and its data: plain PyTorch for ``sweep_gpt.py``.
 """
 
 from __future__ import annotations
