@@ -11,7 +11,7 @@
     python -m benchmarks.serving live --scenario S.json --network NET.pt [--requests 10000]
     python -m benchmarks.serving overload --scenario S.json --network NET.pt   attainment, for real
 
-The cluster is `optsched.serving.reference`: plausible devices, nobody's measurements. Everything
+The cluster is `optsched.serving.reference`: plausible devices, not measured ones. Everything
 tuned (price and group of `marginal`, targets of `backlog`) was tuned on seeds from 100 on; the
 default seeds, 0 to 15, are for reporting. Energy per image is that of all traces by all images.
 """
@@ -53,7 +53,7 @@ HAND_MADE = [
     *((s, k, 3) for s in (0, 1) for k in (1, 2, 2, 3, 3)),
     *((2, k, 3) for k in (1, 2, 3)),
 ]
-"""(server, segment, width) of the plan that somebody made without a model."""
+"""(server, segment, width) of a plan made without a model."""
 
 
 def routers() -> dict[str, Any]:

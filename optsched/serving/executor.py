@@ -14,19 +14,11 @@ import numpy as np
 from optsched.errors import InputError, MissingExtra, OptschedError
 from optsched.io.strict_json import shortened, without_collector
 from optsched.io.values import frozen
-from optsched.serving import core, world
+from optsched.serving import core, simulator, world
 from optsched.serving.log import Log
 from optsched.serving.routers import InfeasibleRoute, MarginalCost, View
 from optsched.serving.scenario import Scenario
-from optsched.serving.simulator import (
-    Run,
-    doubled,
-    infeasible,
-    new_world,
-    query,
-    shed_rows,
-    totals,
-)
+from optsched.serving.simulator import Run, doubled, infeasible, new_world
 from optsched.serving.tables import NEVER, SLOTS
 
 try:
@@ -107,7 +99,7 @@ class Controller:
             state.instance_row[column][state.core.instance["row"][s, which]] = now
         status = world.feed(state, event, s, which, now)
         while status == world.UNDECIDED:
-            query(self.scenario, self.router, self.view, state)
+            simulator.query(self.scenario, self.router, self.view, state)
             status = world.feed(state, world.ROUTE, 0, 0, now)
         if status == world.INFEASIBLE:
             raise InfeasibleRoute(infeasible(self.scenario, state))
@@ -184,10 +176,10 @@ class Controller:
         batches = batches[kept]
         batches["first"] = np.cumsum(batches["images"]) - batches["images"]
         instances = state.instance_row[: trace["instances"]]
-        summary, cost = totals(self.scenario, state, end, energy=False)
+        summary, cost = simulator.totals(self.scenario, state, end, energy=False)
         log = Log(
-            self.scenario, batches, entries, instances, shed_rows(state), summary, end, provenance,
-            True,
+            self.scenario, batches, entries, instances, simulator.shed_rows(state), summary, end,
+            provenance, True,
         )  # fmt: skip
         return log, cost
 
@@ -204,13 +196,7 @@ class LiveRun(Run):
     outputs: Tensor
 
     def accuracy(self, labels: Tensor) -> float | None:
-        """Return the percentage of completed requests with the highest score at their label.
-
-        Parameters
-        ----------
-        labels
-            Class of every request's image, integers of shape (requests,).
-        """
+        """Return the percentage of completed requests with the highest score at their label."""
         given = torch.as_tensor(labels)
         if given.shape != self.outputs.shape[:1] or given.is_floating_point():
             raise InputError(
@@ -349,7 +335,7 @@ class Loop(Controller):
         raise NotImplementedError
 
     def refuse(self, requests: list[int], error: OptschedError) -> None:
-        """Deliver the error of requests that will not be answered."""
+        """Deliver the error of requests."""
 
     def step(self) -> None:
         """Wait for the next event, then process all that are due."""

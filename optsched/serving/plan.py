@@ -104,13 +104,7 @@ class Plan:
         return cls(tuple(sorted(found)))
 
     def check(self, scenario: Scenario) -> None:
-        """Refuse a plan that does not fit the servers.
-
-        Raises
-        ------
-        InputError
-            With the unknown server, segment or width, or the memory or number exceeded.
-        """
+        """Refuse a plan that does not fit the servers: unknown rows, memory, slots."""
         limits = (len(scenario.servers), scenario.n_segments, scenario.n_widths)
         for row in self.instances:
             for name, value, limit in zip(("server", "segment", "width"), row, limits, strict=True):

@@ -515,13 +515,7 @@ _SERVERS: Final[dict[str, type[ServerRule]]] = {
 
 
 def router_of(spec: str) -> AnyRouter:
-    """Return the router of a text, one of `FORMS`.
-
-    Raises
-    ------
-    InputError
-        There is no such router, or it cannot be made.
-    """
+    """Return the router of a text, one of `FORMS`."""
     if spec == "marginal":
         return MarginalCost()
     if spec.startswith("policy:"):

@@ -428,13 +428,7 @@ class _Scenario(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def from_tree(tree: Any, name: str) -> Scenario:
-    """Read a scenario from parsed JSON; its fields are those of `Scenario` and its parts.
-
-    Raises
-    ------
-    InputError
-        With the path in the document, the rule and the value.
-    """
+    """Read a scenario from parsed JSON; its fields are those of `Scenario` and its parts."""
     found = msgspec.structs.asdict(decode_document(tree, _Scenario, FORMAT, name))
     del found["format"]
     requests: list[_Request] = found.pop("requests")
