@@ -394,6 +394,7 @@ def overload(scenario: Path, network: Path) -> None:
     """Attainment at 1.2 times the capacity, `auto` beside static tuples, real and simulated.
 
     Capacity: throughput of the narrowest tuple on this machine, if all requests arrive at once.
+    Deadlines: 5 and 15 times the time of a request alone.
     """
     print(machine())
     base, net = Scenario.read(scenario), serving.load_network(network)
@@ -415,11 +416,14 @@ def overload(scenario: Path, network: Path) -> None:
         serve(math.inf, 4000, None, static[f"(0, 0, 0, 0) by {g}"])[0].throughput_per_s
         for g in (8, 32)
     )  # fmt: skip
-    for ms in (20.0, 50.0):
+    alone = float(base.cost[:, range(base.n_segments), 0, 0].sum(axis=1).min()) / 1e6
+    alone += base.n_segments * float(base.launch.min()) / 1e6
+    for ms in (round(5 * alone), round(15 * alone)):
         print(f"{1.2 * most:.0f}/s, deadline {ms:g} ms")
         for name, router in {"auto": MarginalCost(), **static}.items():
             cells = [
-                f"{one.attainment:6.2f} % in time, {one.accuracy:.2f} %, P99 {one.p99_ms:.1f} ms"
+                f"{one.attainment:6.2f} % in time, {one.accuracy or 0:.2f} %, "
+                f"P99 {one.p99_ms or 0:.1f} ms"
                 for one in serve(1.2 * most, 6000, ms, router)
             ]
             print(f"{name:20} measured {cells[0]}; simulated {cells[1]}", flush=True)

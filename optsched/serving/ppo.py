@@ -14,7 +14,8 @@ from optsched.io.values import frozen, integer, one_of
 from optsched.kernels.compile import INT, entry, helper
 from optsched.serving import rules
 from optsched.serving.core import DONE, NONE, UNIT, records
-from optsched.serving.routers import Policy, Router
+from optsched.serving.policy import HIDDEN, Policy, features, set_decision, sizes
+from optsched.serving.routers import Router
 from optsched.serving.scenario import Scenario
 from optsched.serving.simulator import new_world, simulate
 from optsched.serving.tables import NEVER, NS_PER_MS, POINTS
@@ -145,7 +146,7 @@ def make_model(fleet: Fleet, seed: int) -> PPO:
     model = Model(
         "MlpPolicy", fleet, n_steps=STEPS, batch_size=4096, n_epochs=4, learning_rate=1e-3,
         gamma=1.0, gae_lambda=0.98, ent_coef=0.005, device="cpu", seed=seed,
-        policy_kwargs={"net_arch": [rules.HIDDEN] * 2},
+        policy_kwargs={"net_arch": [HIDDEN] * 2},
     )  # fmt: skip
     net: Any = model.policy
     net.action_dist = Mixed(fleet.heads)
@@ -204,7 +205,7 @@ class Fleet(VecEnv):
         if not self.size:
             raise InputError("scenario: a trace without requests")
         self.rng = np.random.Generator(np.random.PCG64([seed, 2]))
-        inputs, self.count, buffers = rules.sizes(self.state, *self.shape)
+        inputs, self.count, buffers = sizes(self.state, *self.shape)
         self.arrival = np.zeros((n, self.size), np.int64)
         short = first.replace(arrival_ms=first.arrival[: self.size] / NS_PER_MS, deadline_ms=None)
 
@@ -342,7 +343,7 @@ def step(  # type: ignore[no-untyped-def]
     if number < 0:
         trace.decision, rule.server = -1, rules.POLICY
     elif trace.decision == 1:
-        rules.set_decision(world, action[0], action[1], action[2])
+        set_decision(world, action[0], action[1], action[2])
         if not goal.limit:
             owner[world.core.state[0].free_block] = number
             record.open += 1
@@ -363,7 +364,7 @@ def step(  # type: ignore[no-untyped-def]
         record.reward -= goal.latency * goal.limit * HORIZON_NS  # as if they stayed for a horizon
         record.done = 1
     if not record.done:
-        at = rules.features(world)
+        at = features(world)
         for j in range(len(seen)):
             seen[j] = world.weights[at + j]
 

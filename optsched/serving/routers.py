@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
@@ -10,26 +9,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.files import read_bytes, unpack_arrays, write_atomic
-from optsched.io.values import boolean, frozen, integer, one_of
+from optsched.io.values import frozen, integer
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNLOADING
+from optsched.serving.policy import Policy
 from optsched.serving.rules import Compiled
 from optsched.serving.tables import NEVER, NS_PER_MS, POINTS, non_negative
 from optsched.serving.world import expected_delays
 
 if TYPE_CHECKING:
-    import os
-
     from optsched.model.schedule import IntArray
     from optsched.serving.plan import Plan
     from optsched.serving.scenario import Scenario
     from optsched.serving.world import World
-
-
-POLICY_FORMAT: Final = "optsched.policy/1"
-_SIZES: Final = ("servers", "segments", "widths")
-_MAX_BYTES: Final = 2**26
 
 
 class InfeasibleRoute(InputError):
@@ -277,101 +269,6 @@ class MarginalCost:
             best.insert(0, table.ravel())
         value = np.concatenate(best) * (scenario.ms_per_point * NS_PER_MS / POINTS)
         return Compiled(rule, weights=value)
-
-
-@dataclass(frozen=True, eq=False)
-class Policy:
-    """Router that chooses server, width and group by a network: two layers of 64 tanh units.
-
-    If the chosen server can never run the segment, the next one is taken; if it can never run the
-    width, the widest one below.
-
-    Parameters
-    ----------
-    weights
-        W1, b1, W2, b2 of the layers and W3, b3 of all heads, [input][unit], concatenated.
-    servers, segments, widths
-        Sizes of the scenario that it was trained for.
-    state
-        ``"paper"`` (2 + 3N features) or ``"extended"`` (15 + 8N for four segments).
-    epsilon
-        Share of the uniform distribution in the choice of the server.
-    sampled
-        Draw decisions, with the simulation's seed; False: take the most likely.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from optsched import serving
-    >>> policy = serving.Policy(np.zeros(7565), servers=3, segments=4, widths=4)  # untrained
-    >>> serving.simulate(serving.reference(rate=50, seconds=0.1), policy).summary.accuracy
-    70.3
-    """
-
-    weights: Any
-    servers: int
-    segments: int
-    widths: int
-    state: str = "extended"
-    epsilon: float = 0.05
-    sampled: bool = False
-
-    def __post_init__(self) -> None:
-        shape = [integer(key, getattr(self, key), 1, 4096) for key in _SIZES]
-        one_of("state", self.state, ("paper", "extended"))
-        if non_negative("epsilon", self.epsilon) > 1:
-            raise InputError(f"epsilon: expected a number in 0..1, got {self.epsilon!r:.60}")
-        object.__setattr__(self, "sampled", boolean("sampled", self.sampled))
-        _, count, _ = rules.sizes(self.state, *shape)
-        found = np.asarray(self.weights)
-        if found.shape != (count,) or found.dtype.kind != "f" or not (abs(found) < 1e6).all():
-            raise InputError(
-                f"weights: expected {count} numbers below a million for {shape} servers, segments "
-                f"and widths, got {found.dtype} {found.shape}"
-            )
-        object.__setattr__(self, "weights", frozen(found.astype(np.float64)))
-
-    def compiled(self, scenario: Scenario, _plan: Plan | None, seed: int) -> Compiled:
-        """Return the arrays of the kernels; a scenario of other sizes is refused."""
-        shape = (len(scenario.servers), scenario.n_segments, scenario.n_widths)
-        for key, size in zip(_SIZES, shape, strict=True):
-            if getattr(self, key) != size:
-                raise InputError(
-                    f"policy: was trained for {getattr(self, key)} {key}, the scenario has {size}"
-                )
-        inputs, _, buffers = rules.sizes(self.state, *shape)
-        rule = np.zeros(1, rules.RULE)
-        rule["server"], rule["inputs"], rule["sampled"] = rules.POLICY, inputs, self.sampled
-        rule["epsilon"], rule["random"] = self.epsilon, rules.first_random(seed)
-        return Compiled(rule, weights=np.append(self.weights, np.zeros(buffers)))
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an ``.npz``, atomically."""
-        stream = io.BytesIO()
-        np.savez(stream, format=np.array(POLICY_FORMAT), **vars(self))
-        write_atomic(path, stream.getvalue())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Policy:
-        """Read a file of `save`.
-
-        Raises
-        ------
-        InputError
-            A different kind of file, a newer format, or a field that is missing or wrong.
-        """
-        found: dict[str, Any] = unpack_arrays(read_bytes(path), str(path), _MAX_BYTES)
-        weights, form = found.pop("weights", None), found.pop("format", "nothing")
-        try:
-            if str(form) != POLICY_FORMAT:
-                raise InputError(f"format: expected {POLICY_FORMAT!r}, got {form!r:.60}")
-            for key in cls.__dataclass_fields__.keys() ^ found.keys() ^ {"weights"}:
-                raise InputError(f"{key}: {'unknown' if key in found else 'missing'}")
-            for key in (key for key, value in found.items() if value.shape):
-                raise InputError(f"{key}: expected one value, got {found[key]!r:.60}")
-            return cls(weights, **{key: value.item() for key, value in found.items()})
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
 
 
 def pareto_tuples(scenario: Scenario) -> IntArray:

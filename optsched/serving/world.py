@@ -26,7 +26,8 @@ from optsched.serving.core import (
     settle,
 )
 from optsched.serving.log import BATCH, ENTRY, INSTANCE
-from optsched.serving.rules import RULE, decide, delay, expected
+from optsched.serving.policy import decide
+from optsched.serving.rules import RULE, delay, expected
 from optsched.serving.tables import NEVER, SLOTS
 
 if TYPE_CHECKING:

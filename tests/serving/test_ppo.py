@@ -11,7 +11,8 @@ import pytest
 from optsched.errors import InputError
 from optsched.serving import rules
 from optsched.serving.plan import Plan
-from optsched.serving.routers import Decision, Policy
+from optsched.serving.policy import Policy, sizes
+from optsched.serving.routers import Decision
 from optsched.serving.simulator import simulate
 from optsched.serving.workload import reference
 
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:You have specified a mini-batch 
 FAST = [(0, 0), (1, 3), (2, 3), (2, 3), (3, 3), (3, 3)]
 ROWS = [(s, *row) for s in (0, 1) for row in FAST] + [(2, 0, 0), (2, 1, 3), (2, 2, 3), (2, 3, 3)]
 PLAN = Plan.of(ROWS)
-_, SIZE, _ = rules.sizes("extended", 3, 4, 4)
+_, SIZE, _ = sizes("extended", 3, 4, 4)
 WEIGHTS = np.random.default_rng(0).normal(size=SIZE) * 0.3
 
 
