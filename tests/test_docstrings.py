@@ -20,6 +20,15 @@ PUBLIC = [
 ]  # fmt: skip
 """Modules whose names users import."""
 
+INNER = (
+    "optsched.analysis.report:report", "optsched.bench.rows:Results",
+    "optsched.formats.perfetto:trace", "optsched.formats.pipelining_csv:from_text",
+    "optsched.formats.pipelining_csv:to_csv", "optsched.formats.read_problem:read_problem",
+    "optsched.formats.standard:to_text", "optsched.formats.taillard:to_text",
+    "optsched.plots.html:page",
+)  # fmt: skip
+"""Further names that pages use."""
+
 
 def public_names(module: str) -> list[str]:
     """Functions and classes of `__all__`, or, without it, those that the module defines."""
@@ -78,6 +87,7 @@ def test_the_reference_has_every_name_once() -> None:
 
 
 CASES = [(module, name) for module in PUBLIC for name in public_names(module)]
+CASES += [(module, name) for module, _, name in (one.partition(":") for one in INNER)]
 
 
 def examples(module: str, name: str) -> list[doctest.DocTest]:

@@ -73,7 +73,7 @@ def tight_links(schedule: Schedule) -> Links:
 
 
 def to_networkx(schedule: Schedule) -> networkx.DiGraph[int]:
-    """The graph as a `networkx.DiGraph`: operations as nodes with all their fields.
+    """Make a `networkx.DiGraph`: operations are nodes with all their fields.
 
     Edges have the start-to-start ``weight``, arcs also ``kind="conjunctive"``, ``lag`` and
     ``distance``, neighbours on a resource ``kind="machine"`` and ``resource``. Edges of a periodic

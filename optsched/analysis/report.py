@@ -105,6 +105,14 @@ def report(schedule: Schedule) -> Report:
     ------
     InputError
         The graph is not scheduled.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+    >>> from optsched.analysis.report import report
+    >>> found = report(optsched.solve(shop).schedule)
+    >>> found.objective, found.status, [resource.busy for resource in found.resources]
+    (6, 'optimal', [4, 6])
     """
     if not schedule.is_scheduled:
         raise InputError("this graph is not scheduled: there is nothing to report; solve it first")

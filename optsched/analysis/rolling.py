@@ -22,7 +22,7 @@ def rolling(
     offsets: IntArray | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Schedule:
-    """The schedule of least period that repeats the given orders for ever.
+    """Make the schedule of least period that repeats the given orders for ever.
 
     Every iteration ends as early as the orders allow, and starts as late as possible before that.
     Starts are reduced modulo the period, which rotates sequences and changes offsets only. The

@@ -16,7 +16,7 @@ _MAX_OPERATIONS = 10_000_000
 
 
 def unroll(schedule: Schedule, cycles: int) -> Schedule:
-    """The first cycles of a periodic schedule, from an empty start.
+    """Write the first cycles of a periodic schedule, from an empty start.
 
     Operation i is in every cycle c >= offset[i], at ``start[i] + c * period``, where it runs
     iteration ``(c - offset[i]) * n + iteration[i]`` of its job (n copies a cycle). Iterations

@@ -95,7 +95,7 @@ class Options:
 
 
 def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str, Any]:
-    """A ``List``: priority classes, then a PodGroup (by `gang`) and an Indexed Job per gang.
+    """Make a ``List``: priority classes, then a PodGroup and an Indexed Job per gang.
 
     ``parallelism = completions`` = pods = ceil(GPUs / GPUs per pod); the gang's minimum counts pods
     too. Larger priorities win in Kubernetes: 1 becomes 99, 99 becomes 1. Kueue may admit fewer pods
@@ -124,7 +124,7 @@ def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str,
 
 
 def pods_of(gang: Gang, most: int | None = None, *, pin: bool = False) -> tuple[int, int]:
-    """Number of pods of a gang, and GPUs of each; equal pods may come to some GPUs too many.
+    """Count pods of a gang, and GPUs of each; equal pods may come to some GPUs too many.
 
     Pinned pods always divide the GPUs on every node, or the gang would never fit there.
     """

@@ -59,6 +59,13 @@ def trace(schedule: Schedule, *, cycles: int = 3) -> dict[str, Any]:
     ------
     InputError
         The graph is not scheduled, or cycles are too many.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+    >>> from optsched.formats import perfetto
+    >>> sorted(perfetto.trace(optsched.solve(shop).schedule))
+    ['displayTimeUnit', 'otherData', 'traceEvents']
     """
     check_cycles(cycles)
     origin = Origin(np.zeros(schedule.n_operations, np.int64), np.arange(schedule.n_operations))

@@ -66,7 +66,7 @@ def write(schedule: Schedule, path: str | os.PathLike[str], *, compact: bool = F
 
 
 def to_csv(schedule: Schedule, *, compact: bool = False) -> str:
-    """Return the orders of a one-job schedule, one row a rank.
+    r"""Return the orders of a one-job schedule, one row a rank.
 
     Micro-batches are numbered as the last stage runs them, because torch keeps losses by arrival.
     R, U and ``end`` are left out.
@@ -82,6 +82,14 @@ def to_csv(schedule: Schedule, *, compact: bool = False) -> str:
     InputError
         What torch would reject: several jobs, a period, a stage on two ranks, a rank without
         blocks, a missing or doubled block; `CyclicOrder` for orders that deadlock.
+
+    Examples
+    --------
+    >>> from optsched import pipelines
+    >>> from optsched.formats import pipelining_csv
+    >>> job = optsched.JobArray([[1, 1]], [[2, 2]], micro_batches=2)
+    >>> pipelining_csv.to_csv(pipelines.gpipe(job), compact=True)
+    '0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n'
     """
     rows = _orders(schedule)
     last = max(block.stage for row in rows for block in row)
@@ -185,7 +193,7 @@ def read(path: str | os.PathLike[str], job: JobArray) -> Schedule:
 
 
 def from_text(text: str, name: str, job: JobArray) -> Schedule:
-    """Return the schedule of a job under the orders of a CSV: every block starts when it can.
+    r"""Make the schedule of a job under the orders of a CSV: every block starts when it can.
 
     Memory is not checked: `optsched.verify` does.
 
@@ -203,6 +211,14 @@ def from_text(text: str, name: str, job: JobArray) -> Schedule:
     InputError
         With ``file:row:cell``: an invalid cell, or a block that the job does not have or has
         elsewhere, or that is doubled or missing.
+
+    Examples
+    --------
+    >>> from optsched.formats import pipelining_csv
+    >>> job = optsched.JobArray([[1, 1]], [[2, 2]], micro_batches=2)
+    >>> text = "0F0,0F1,,0B0,0B1\n,1F0,1F1,1B0,1B1\n"
+    >>> pipelining_csv.from_text(text, "order.csv", job).makespan
+    9
     """
     if job.n_jobs != 1:
         raise InputError(f"{name}: holds one job, but {job.n_jobs} are given (try subset([0]))")

@@ -72,6 +72,12 @@ def read_problem(
     ------
     InputError
         With ``file:line`` or the path in the document, the rule and the value.
+
+    Examples
+    --------
+    >>> from optsched.formats.read_problem import read_problem
+    >>> read_problem("ft06").n_operations
+    36
     """
     if format not in ("auto", "json"):  # readers are imported only for files that need them
         one_of("format", format, ["auto", "json", *readers()])

@@ -180,7 +180,15 @@ def from_text(text: str, name: str, reentrant: bool = False) -> JobShop:
 
 
 def to_text(shop: JobShop) -> str:
-    """Return the canonical standard text, without names and time unit; see `refuse_windows`."""
+    r"""Return the canonical standard text, without names and time unit; see `refuse_windows`.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+    >>> from optsched.formats import standard
+    >>> standard.to_text(shop)
+    '2 2\n0 3 1 2\n1 4 0 1\n'
+    """
     refuse_windows(shop, "standard")
     return marked(standard_text(shop))
 

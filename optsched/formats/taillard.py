@@ -68,12 +68,19 @@ def from_text(text: str, name: str) -> JobShop:
 
 
 def to_text(shop: JobShop) -> str:
-    """Return the long layout if the metadata have both seeds and bounds, else the short one.
+    r"""Return the long layout if the metadata have both seeds and bounds, else the short one.
 
     Raises
     ------
     InputError
         The shop has windows, weights or due dates, or a job does not visit every machine once.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+    >>> from optsched.formats import taillard
+    >>> taillard.to_text(shop)  # durations, then machines from 1
+    '2 2\n3 2\n4 1\n1 2\n2 1\n'
     """
     refuse_windows(shop, "taillard")
     if not shop.visits_every_machine_once:

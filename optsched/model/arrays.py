@@ -145,7 +145,7 @@ class Csr:
         return self.ids[self.indptr[row] : self.indptr[row + 1]]
 
     def to_lists(self) -> list[list[int]]:
-        """The rows as lists of Python integers."""
+        """Return the rows as lists of Python integers."""
         ids, bounds = self.ids.tolist(), self.indptr.tolist()
         return [ids[a:b] for a, b in pairwise(bounds)]
 

@@ -98,7 +98,7 @@ def _evaluate(graph: Schedule, sequences: Csr | None) -> Evaluation:
 def scheduled(
     graph: Schedule, sequences: Csr, provenance: Mapping[str, Any] | None = None
 ) -> Schedule:
-    """The semi-active schedule of the given orders: every operation starts at its head.
+    """Make the semi-active schedule of the given orders: every operation starts at its head.
 
     Raises like `evaluate`.
     """
@@ -171,7 +171,7 @@ def shortest_cycle(among: list[int], after: list[list[int]]) -> list[int]:
 
 
 def describe(graph: Schedule, i: int) -> str:
-    """Name of an operation: ``F(job 3, stage 2)``, with the name of the job if it has one."""
+    """Name an operation, ``F(job 3, stage 2)``, with the name of the job if it has one."""
     kind = str(graph.kind[i]) or "operation"
     name = f"{kind}(job {graph.job_name(int(graph.job[i]))}, stage {graph.stage[i]}"
     if graph.microbatch.any():

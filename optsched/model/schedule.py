@@ -74,7 +74,7 @@ class Problem(ABC):
 
     @abstractmethod
     def graph(self) -> Schedule:
-        """The disjunctive graph: a `Schedule` without sequences and starts."""
+        """Return the disjunctive graph: a `Schedule` without sequences and starts."""
 
     @property
     def job_names(self) -> Sequence[str]:
@@ -87,13 +87,13 @@ class Problem(ABC):
         return self.graph().n_operations
 
     def lower_bound(self) -> int:
-        """The best lower bound of `optsched.model.objective_bounds`."""
+        """Compute the best lower bound of `optsched.model.objective_bounds`."""
         from optsched.model.objective_bounds import objective_bounds
 
         return max(objective_bounds(self).values())
 
     def scheduled(self, answer: Any) -> Schedule:
-        """The schedule for a solution: orders on every resource, or the problem's own type.
+        """Make the schedule of a solution: orders on every resource, or the problem's own type.
 
         Raises `InputError` for a solution of another problem.
         """
@@ -102,7 +102,7 @@ class Problem(ABC):
         return scheduled(self.graph(), answer)
 
     def answer(self, schedule: Schedule) -> Any:
-        """The solution of a schedule, such as a warm start: the inverse of `scheduled`.
+        """Extract the solution of a schedule, such as a warm start: the inverse of `scheduled`.
 
         Raises `InputError` for a schedule of another instance, without orders or not feasible.
         """
@@ -141,13 +141,13 @@ class Problem(ABC):
         return InputError(f"belongs to another instance ({named}, not {self.sha256[:12]}){detail}")
 
     def infeasibility(self) -> str:
-        """One sentence why no schedule can exist, or ``""`` if no simple check shows it."""
+        """Explain in one sentence why no schedule can exist; ``""`` if no simple check shows it."""
         from optsched.model import bounds
 
         return bounds.infeasibility(self.graph())
 
     def evaluate(self, schedule: Schedule) -> int:
-        """Objective value of a schedule of this instance, feasible or not.
+        """Compute the objective value of a schedule of this instance, feasible or not.
 
         Raises `InputError` for a schedule of another instance or without starts.
         """
@@ -270,7 +270,7 @@ class Schedule(Problem):
         return names if int(self.job.max(initial=0)) < len(names) else ()
 
     def job_name(self, job: int) -> str:
-        """The name of a job, or its number."""
+        """Return the name of a job, or its number."""
         return (self.job_names[job] if self.job_names else "") or str(job)
 
     @property
@@ -343,13 +343,13 @@ class Schedule(Problem):
         return resource
 
     def setup(self, i: int, j: int) -> int:
-        """Setup time if j immediately follows i on a resource."""
+        """Return the setup time if j immediately follows i on a resource."""
         if self.family[i] == self.family[j]:
             return 0
         return int(self.setup_out[i] + self.setup_in[j])
 
     def setups(self, before: IntArray, after: IntArray) -> IntArray:
-        """Setup times of many pairs of immediate neighbours; see `setup`."""
+        """Return setup times of many pairs of immediate neighbors; see `setup`."""
         same_family = self.family[before] == self.family[after]
         return np.where(same_family, 0, self.setup_out[before] + self.setup_in[after])
 
@@ -362,7 +362,7 @@ class Schedule(Problem):
         objective: Objective | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> Schedule:
-        """The same graph with these orders and start times, which may break rules."""
+        """Return the same graph with these orders and start times, which may break rules."""
         from optsched.model.checks import solution
 
         origin = self.provenance if provenance is None else provenance
@@ -377,7 +377,7 @@ class Schedule(Problem):
         objective: Objective | None = None,
         provenance: Mapping[str, Any] | None = None,
     ) -> Schedule:
-        """The same graph with this period, these offsets, orders and starts; rules may break."""
+        """Return the same graph with a period, offsets, orders and starts; rules may break."""
         from optsched.model.checks import cycle, solution
 
         bare = self._sharing(cycle(self, period, offset))
@@ -386,7 +386,7 @@ class Schedule(Problem):
 
     @classmethod
     def from_starts(cls, problem: Problem, starts: Any, *, period: int | None = None) -> Schedule:
-        """The schedule of a problem with start times of another tool, ready for `optsched.verify`.
+        """Make the schedule of a problem from start times of another tool, for `optsched.verify`.
 
         Machine orders follow from the starts. The result may break rules; it claims no objective.
 
@@ -419,7 +419,7 @@ class Schedule(Problem):
 
     @classmethod
     def from_orders(cls, problem: Problem, orders: Any) -> Schedule:
-        """The earliest schedule of a problem with machine orders of another tool.
+        """Make the earliest schedule of a problem with machine orders of another tool.
 
         Parameters
         ----------
@@ -450,7 +450,7 @@ class Schedule(Problem):
         return copy
 
     def same_graph(self, other: Schedule) -> bool:
-        """Whether both describe the same instance: `name`, orders, starts and claims may differ."""
+        """Test whether both are the same instance; names, orders, starts and claims may differ."""
         pairs = [(getattr(self, key), getattr(other, key)) for key in (*_WHOLE, *COLUMNS, "arcs")]
         if all(a is b for a, b in pairs):  # the common case
             return True
@@ -485,19 +485,19 @@ class Schedule(Problem):
     # a graph is itself a problem
 
     def graph(self) -> Schedule:
-        """The instance without orders and starts."""
+        """Return the instance without orders and starts."""
         return self._sharing(
             {"sequences": None, "start": None, "objective": None, "provenance": {}}
         )
 
     def unroll(self, cycles: int) -> Schedule:
-        """The first cycles of a periodic schedule as a one-shot one."""
+        """Write the first cycles of a periodic schedule as a one-shot one."""
         from optsched.analysis.unroll import unroll
 
         return unroll(self, cycles)
 
     def to_networkx(self) -> networkx.DiGraph[int]:
-        """Operations as nodes, arcs and machine arcs as edges."""
+        """Make a networkx graph: operations are nodes, arcs and machine arcs are edges."""
         from optsched.analysis.links import to_networkx
 
         return to_networkx(self)

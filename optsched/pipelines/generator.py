@@ -41,7 +41,7 @@ def job_array(
     times: tuple[int, int] | None = None,
     name: str = "",
 ) -> JobArray:
-    """A job array of a real model: equal shares of its usual batch sizes, shuffled.
+    """Make a job array of a real model: equal shares of its usual batch sizes, shuffled.
 
     Parameters
     ----------

@@ -86,7 +86,7 @@ class Model:
 
 @cache
 def model_of(name: str) -> Model:
-    """The model of this name; `InputError` lists the names there are."""
+    """Return the model of this name; `InputError` lists the names there are."""
     if name not in MODELS:
         raise InputError(f"model: expected one of {', '.join(MODELS)}, got {format_value(name)}")
     return MODELS[name]()

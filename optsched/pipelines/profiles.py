@@ -201,7 +201,7 @@ def _placed(
 
 
 def forward_time(layer: Layer, model: Model, batch: int) -> Fraction:
-    """Time of a layer's forward pass, in microseconds, exact."""
+    """Compute the time of a layer's forward pass, in microseconds, exactly."""
     compute = layer.flops * (batch + model.half_batch) / FLOPS
     traffic = Fraction(3 * batch * layer.out_bytes, HBM)
     return max(compute, traffic) + LAUNCH

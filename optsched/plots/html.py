@@ -31,7 +31,7 @@ def write(schedule: Schedule, path: str | os.PathLike[str], *, cycles: int = 3) 
 
 
 def page(schedule: Schedule, *, cycles: int = 3) -> str:
-    """The interactive page: zoom, pan, tooltips, one job or the critical path at a time.
+    """Make the interactive page: zoom, pan, tooltips, one job or the critical path at a time.
 
     A periodic schedule is drawn in its steady state; hollow bars belong to iterations before the
     first, which a cold start leaves out.
@@ -50,6 +50,13 @@ def page(schedule: Schedule, *, cycles: int = 3) -> str:
     ------
     InputError
         The graph is not scheduled.
+
+    Examples
+    --------
+    >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+    >>> from optsched.plots import html
+    >>> html.page(optsched.solve(shop).schedule)[:15]
+    '<!doctype html>'
     """
     summary = report(schedule)
     template = resources.files("optsched.plots").joinpath("page.html").read_text("utf-8")

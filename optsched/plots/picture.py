@@ -74,14 +74,14 @@ def picture_style() -> Iterator[None]:
 
 
 def rendered(figure: Figure, suffix: str) -> bytes:
-    """The file content, without dates or versions that would change from day to day."""
+    """Render the file content, without dates or versions that change from day to day."""
     stream = io.BytesIO()
     figure.savefig(stream, format=suffix[1:], dpi=DPI, metadata=_METADATA[suffix])
     return stream.getvalue()
 
 
 def look_of(k: int) -> dict[str, Any]:
-    """Colour and dash of the k-th policy."""
+    """Return color and dash of the k-th policy."""
     return {
         "color": oklch(0.58, 0.15, _HUES[k % len(_HUES)]),
         "ls": _DASHES[k // len(_HUES) % len(_DASHES)],
@@ -89,7 +89,7 @@ def look_of(k: int) -> dict[str, Any]:
 
 
 def dress(axes: Axes, title: str) -> None:
-    """A title at the left, a grid, no frame."""
+    """Set a title at the left and a grid; remove the frame."""
     axes.set_title(title, loc="left", fontsize=10, color=INK)
     axes.grid(True, which="major", color=GRID, lw=0.8)
     axes.set_axisbelow(True)
@@ -101,7 +101,7 @@ def dress(axes: Axes, title: str) -> None:
 
 
 def new_figure(width: float, height: float, title: str = "") -> Figure:
-    """An empty white figure, in inches."""
+    """Make an empty white figure of this size in inches."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
@@ -111,7 +111,7 @@ def new_figure(width: float, height: float, title: str = "") -> Figure:
 
 
 def picture(draw: Callable[[], Figure], path: str | os.PathLike[str] | None) -> Figure:
-    """The figure, in our style; also as a file if there is a path."""
+    """Draw a figure in the common style; also write it if there is a path."""
     suffix = None if path is None else suffix_of(path)
     with picture_style():
         figure = draw()

@@ -147,7 +147,7 @@ class Monitor(Incumbent):
         return self.clock.remaining
 
     def should_stop(self) -> bool:
-        """Whether a limit, a criterion, a proof or the user ends the search."""
+        """Test whether a limit, a criterion, a proof or the user ends the search."""
         self.poll()
         limits, objective = self.limits, self.objective
         if (

@@ -50,7 +50,7 @@ class Solver(Protocol):
     options: Mapping[str, str]
 
     def supports(self, problem: Problem) -> Support:
-        """Whether `solve` supports this problem, which is of one of its kinds. Pure and quick."""
+        """Test whether `solve` supports this problem, which is of one of its kinds; pure, quick."""
         ...
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
@@ -63,13 +63,13 @@ class Solver(Protocol):
 
 
 def kinds(engine: Solver) -> tuple[str, ...]:
-    """The kinds of problems that a solver supports."""
+    """Return the kinds of problems that a solver supports."""
     found: tuple[str, ...] = tuple(getattr(engine, "kinds", ("jobshop", "jobarray")))
     return found
 
 
 def support(engine: Solver, problem: Problem) -> Support:
-    """Whether a solver supports a problem: by kind, then by its own method."""
+    """Test whether a solver supports a problem: by kind, then by its own method."""
     if problem.problem_kind not in kinds(engine):
         return Support(False, f"it takes no problem of the kind {problem.problem_kind}")
     if getattr(problem, "chooses", False) and not getattr(engine, "chooses", False):
@@ -96,7 +96,7 @@ def support_by_name(name: str, problem: Problem) -> Support:
 
 
 def runs_inline(engine: Solver, problem: Problem) -> bool:
-    """Whether a solver needs no second thread for this problem."""
+    """Test whether a solver needs no second thread for this problem."""
     method = getattr(engine, "runs_inline", None)
     return callable(method) and bool(method(problem))
 
@@ -128,7 +128,7 @@ def solvers(kind: str | None = None) -> list[str]:
 
 @cache
 def solver(name: str, kind: str = "jobshop") -> Solver:
-    """The solver of this name for a kind of problem.
+    """Return the solver of this name for a kind of problem.
 
     Raises
     ------
