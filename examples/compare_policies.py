@@ -2,7 +2,7 @@
 Compare scheduling policies on one workload
 ===========================================
 
-300 jobs on 8 nodes with 8 GPUs under four policies. Replace the workload by your own trace with
+300 jobs on 4 nodes with 8 GPUs under four policies. Replace the workload by your own trace with
 ``optsched.cluster.read_trace``.
 """
 
@@ -14,7 +14,7 @@ from optsched.plots import simulation_report
 # %%
 # Poisson arrivals, lognormal durations, gangs as in the Philly trace; times in seconds.
 workload = synthetic(300, seed=1)
-nodes = Nodes(8, gpus=8)
+nodes = Nodes(4, gpus=8)
 runs = {name: simulate(workload, name, nodes) for name in ("fifo", "srtf", "las", "fair_share")}
 
 # %%
