@@ -45,9 +45,14 @@ def one_thread() -> Iterator[None]:
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    gc.freeze()  # every run collects garbage: what is imported need not be looked at
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def frozen() -> None:
+    """Every run collects garbage: what earlier tests have imported need not be looked at."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ Every rank writes what it finds to ``FOLDER/<rank>.json``.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
+import torch._dynamo  # the first optimizer would load it
 from torch import nn
 
 from optsched import InputError
@@ -140,7 +142,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     fit_module._MOST_S = 0.3  # seconds of a solve
+    gc.freeze()  # every run collects garbage: what is imported need not be looked at
     grown(16)  # loads modules
+    gc.freeze()
     found = {"grown": grown(WIDTH), "stages": 4 * 4 * (WIDTH + 1) * WIDTH * 4}
     found |= {"refused": fit(), "sweep": sweep()}
     (FOLDER / f"{RANK}.json").write_text(json.dumps(found))
