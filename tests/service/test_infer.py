@@ -132,6 +132,7 @@ def test_bad_input(running: TestClient, body: Any, field: str) -> None:
     assert sent.json()["error"]["field"] == field, sent.text
 
 
+@pytest.mark.slow
 def test_sigterm_answers_requests_in_flight(tmp_path: Path) -> None:
     """All get their scores; then the exit code is 0, and no process is left."""
     net, shape = SlimResNet(5, (64, 64), 1, 3, 8, (0.5, 1.0)), (3, 32, 32)

@@ -197,6 +197,7 @@ def test_cifar_through_all_commands(cli: Cli, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         profiler, "profile", functools.partial(profiler.profile, batches=(1, 2), repeats=1)
     )
+    monkeypatch.setattr(profiler, "_TRIAL", 100)
     small: Any = ((8, 16, 16, 16), 1, 3, 2, WIDTHS, 0)
     monkeypatch.setattr(SlimResNet.__init__, "__defaults__", small)
     draw = np.random.default_rng(0)
