@@ -20,6 +20,8 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from depth import PROFILES
+from hypothesis import HealthCheck, Phase, settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,8 +32,13 @@ TESTS = [
     str(ROOT / "tests" / "model" / f"test_verify{part}.py")
     for part in ("", "_periodic", "_problem")
 ]
-SECONDS = 120
-"""A child that runs longer is in an endless loop: the fault is noticed."""
+SECONDS = 60
+"""A child that uses more processor time is in an endless loop: the fault is noticed."""
+
+settings.register_profile(  # a failure need not be made smaller
+    "mutants", max_examples=PROFILES["fast"], deadline=None, derandomize=True,
+    phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
+)  # fmt: skip
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
     ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn,
@@ -128,14 +135,15 @@ def noticed(mutant: Mutant) -> bool:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
         code = compile(ast.fix_missing_locations(mutant.tree), mutant.module, "exec")
         _replace(vars(importlib.import_module(mutant.module)), code)
-        os._exit(int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *TESTS])))
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        os._exit(int(pytest.main([*options, "--hypothesis-profile", "mutants", *TESTS])))
     except BaseException:
         os._exit(99)
 
