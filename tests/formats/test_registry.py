@@ -14,12 +14,15 @@ import pytest
 import optsched
 from optsched.formats.registry import readers, writable
 
-PAGE = (Path(__file__).parents[2] / "docs" / "formats.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "orders" / "formats.md").read_text()
 
 
-def block(language: str) -> str:
-    """The only fenced block of a language."""
-    (text,) = re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+WORDS = "wordshop of saw, mill\nsaw for 3, mill for 2\nmill for 4, saw for 1\n"
+
+
+def block(name: str) -> str:
+    """The fenced block of the page that is a file of this name."""
+    (text,) = re.findall(rf"```\w+\n(# {name}\n.*?)```", PAGE, re.DOTALL)
     return str(text)
 
 
@@ -45,10 +48,10 @@ def run(folder: Path, environment: dict[str, str], *words: str) -> subprocess.Co
 
 def test_the_format_of_the_page_is_installed(tmp_path: Path) -> None:
     """One module and one line: read, told by its content, and written by its ending."""
-    entries = tomllib.loads(block("toml"))["project"]["entry-points"]["optsched.formats"]
+    entries = tomllib.loads(block("pyproject.toml"))["project"]["entry-points"]["optsched.formats"]
     (points,) = (f"[optsched.formats]\n{name} = {value}\n" for name, value in entries.items())
-    environment = installed(tmp_path, points, block("python"))
-    (tmp_path / "shop.words").write_text(block("text"))
+    environment = installed(tmp_path, points, block("wordshop.py"))
+    (tmp_path / "shop.words").write_text(WORDS)
     made = run(tmp_path, environment, "convert", "shop.words", "shop.jobshop.json")
     assert (made.returncode, made.stderr) == (0, ""), made
     shop = optsched.JobShop.read(tmp_path / "shop.jobshop.json")
@@ -56,7 +59,7 @@ def test_the_format_of_the_page_is_installed(tmp_path: Path) -> None:
     assert shop.jobs == (((0, 3), (1, 2)), ((1, 4), (0, 1)))
     back = run(tmp_path, environment, "convert", "shop.jobshop.json", "again.words")
     assert back.stdout == "wrote again.words\n", back
-    assert (tmp_path / "again.words").read_text() == block("text")
+    assert (tmp_path / "again.words").read_text() == WORDS
     (tmp_path / "bad.words").write_text("wordshop of saw\nsaw for ever\n")
     bad = run(tmp_path, environment, "show", "bad.words")
     assert bad.returncode == 2
