@@ -80,6 +80,15 @@ GROUPS: Final = {
     "slim": "Serve a slimmable network: scenarios, plans, routers, servers.",
 }
 
+SECTIONS: Final = {
+    "Problems and schedules": ("solve", "verify", "show", "convert", "generate", "bench"),
+    "Training": ("arraypipe",),
+    "Clusters": ("gpus", "cluster", "plan", "serve", "stream"),
+    "Serving networks": ("slim",),
+    "This machine": ("warmup",),
+}
+"""Headings of the help, with their commands."""
+
 RENAMED: Final = {
     "bound": "show FILE", "solvers": "show", "plot": "show FILE -o PICTURE",
     "trace": "show FILE -o FILE.perfetto.json", "pipeline": "generate pipeline",
@@ -120,9 +129,12 @@ class Commands(TyperGroup):
         return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one line per command."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(self.texts.items()))
+        """Write one line per command, those of the top level by section."""
+        parts = {"Commands": tuple(self.texts)} if self.prefix else SECTIONS
+        width = max(map(len, self.texts))
+        for title, names in parts.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{width}}", self.texts[name]) for name in names])
 
 
 @cache

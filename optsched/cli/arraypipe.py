@@ -87,20 +87,21 @@ def problem(
     wrote(target, array.write, f": {size}")
 
 
-def plan(file: ScheduleFile) -> None:
+def plan(file: ScheduleFile, as_json: AsJson = False) -> None:
     """Check that a schedule can be run without deadlock; starts nothing, needs no PyTorch.
 
     Example: optsched arraypipe plan plan.schedule.json
     """
     from optsched.arraypipe.plan.plan import compile_plan
-    from optsched.arraypipe.report import explain
+    from optsched.arraypipe.report import explain, predict
     from optsched.io.strict_json import placed
     from optsched.model.schedule import Schedule
 
     schedule = Schedule.read(file)
     with placed(f"{file}: "):
-        text = explain(compile_plan(schedule))
-    print(f"{file}: can be run: {text}")
+        found = compile_plan(schedule)
+        text = f"{file}: can be run: {explain(found)}"
+    print(json.dumps({"file": str(file), **predict(found)._asdict()}) if as_json else text)
 
 
 def run(

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
-from optsched.cli.options import OptionalOutput, Output, ReportFile, Seed, argument, option, words
+from optsched.cli.options import (
+    AsJson,
+    OptionalOutput,
+    Output,
+    ReportFile,
+    Seed,
+    argument,
+    option,
+    words,
+)
 from optsched.cli.output import check_picture, facts, wrote
 from optsched.errors import InputError
 from optsched.io.files import check_outputs, read_text
@@ -92,6 +103,7 @@ def simulate(
     seed: Seed = 0,
     log: Annotated[Path | None, option("Write the log here.")] = None,
     schedule: Annotated[Path | None, option("Write the schedule here.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate a router on a scenario and print the summary.
 
@@ -103,20 +115,22 @@ def simulate(
     scenario = Scenario.read(file)
     _report_compiling()
     run = simulate(scenario, router_of(router), plan=plan_of(scenario, plan), seed=seed)
-    wrote(log, run.log.to_json() if run.log is not None else b"")
-    wrote(schedule, lambda path: run.schedule.write(path))
-    facts(summary_rows(run.summary), 18)
+    wrote(log, run.log.to_json() if run.log is not None else b"", quiet=as_json)
+    wrote(schedule, lambda path: run.schedule.write(path), quiet=as_json)
+    show_summary(run.summary, as_json)
 
 
-def check(file: ScenarioFile, log: LogFile) -> None:
+def check(file: ScenarioFile, log: LogFile, as_json: AsJson = False) -> None:
     """Check a log independently of the simulator; exit code 1 on violations.
 
     Example: optsched slim check s.json log.json
     """
     violations = check_log(Scenario.read(file), log)
-    for violation in violations:
-        print(violation)
-    print(f"{log}: {f'{len(violations)} violations' if violations else 'right'}")
+    if as_json:
+        print(json.dumps({"file": str(log), "violations": list(map(str, violations))}))
+    else:
+        print(*violations, sep="\n", end="\n" * bool(violations))
+        print(f"{log}: {f'{len(violations)} violations' if violations else 'right'}")
     if violations:
         raise typer.Exit(1)
 
@@ -168,12 +182,17 @@ def bench(
         wrote(plot, lambda path: pareto(points, path))
 
 
-def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """Names and formatted values of a summary."""
-    return [
-        (key, "-" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value))
-        for key, value in ((key, getattr(summary, key)) for key in summary.__struct_fields__)
-    ]
+def show_summary(summary: Summary, as_json: bool, simulated: Summary | None = None) -> None:
+    """Print a summary: a value per line, or one JSON object, with that of a simulation."""
+    values = asdict(summary)
+    if as_json:
+        values |= {} if simulated is None else {"simulated": asdict(simulated)}
+        print(json.dumps(values))
+    else:
+        facts(
+            ((k, "-" if v is None else f"{v:.6g}" if isinstance(v, float) else v)
+             for k, v in values.items()), 18,
+        )  # fmt: skip
 
 
 _HEADER = (

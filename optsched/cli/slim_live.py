@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from optsched.cli import slim
-from optsched.cli.options import Output, Seed, argument, option
-from optsched.cli.output import facts, lines_of, wrote
+from optsched.cli.options import AsJson, Output, Seed, argument, option
+from optsched.cli.output import lines_of, wrote
 from optsched.cli.progress import Bar
 from optsched.errors import InputError
 from optsched.io.files import check_outputs, write_atomic
@@ -163,6 +163,7 @@ def run(
         str | None, option("Of the servers, such as cpu,cpu or cuda:0 [default: cpu for each].")
     ] = None,
     path: Folder = None,
+    as_json: AsJson = False,
 ) -> None:
     """Serve test images for real, in a process per server, at the scenario's times.
 
@@ -199,8 +200,8 @@ def run(
         if run is not None and log is not None and run.log is not None:
             write_atomic(log, run.log.to_json())
     measured = replace(run.summary, accuracy=run.accuracy(labels))
-    if simulated is None:
-        facts(slim.summary_rows(measured), 18)
+    if simulated is None or as_json:
+        slim.show_summary(measured, as_json, simulated and simulated.summary)
     else:
         _print_errors(simulated.summary, measured)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path  # noqa: TC003
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -80,6 +81,7 @@ def verify(
     files: Annotated[list[Path], argument("*.schedule.json documents.", metavar="FILES")],
     instance: Annotated[Path | None, option("Instance that all should solve.", "--problem")] = None,
     objective: options.Objective = None,
+    as_json: options.AsJson = False,
 ) -> None:
     """Check schedules independently of every solver; list all violations of a single file.
 
@@ -93,21 +95,28 @@ def verify(
     problem = (
         None if instance is None else options.with_objective(read_problem(instance), objective)
     )
-    codes = {0}
+    codes, found = {0}, list[dict[str, object]]()
     for file in files:
         try:
             schedule = _scheduled(file)
         except InputError as error:
             say(f"error: {error}")
             codes.add(2)
+            found.append({"file": str(file), "error": str(error)})
             continue
         violations = optsched.verify(schedule, problem)
         if violations:
             codes.add(1)
-        if len(files) == 1:
+        verdict = _verdict(schedule, len(violations), instance)
+        faults = [asdict(violation) for violation in violations]
+        found.append({"file": str(file), "verdict": verdict, "violations": faults})
+        if len(files) == 1 and not as_json:
             for violation in violations:
                 print(f"{violation.kind}: {one_line(violation.message, 1000)}")
-        print(f"{file}: {_verdict(schedule, len(violations), instance)}")
+        if not as_json:
+            print(f"{file}: {verdict}")
+    if as_json:
+        print(json.dumps({"files": found}))
     if code := max(codes):
         raise typer.Exit(code)
 

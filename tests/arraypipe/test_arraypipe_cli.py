@@ -116,6 +116,8 @@ def test_from_profile_to_report(shop: Cli) -> None:
     assert sorted(os.listdir("a")) == RESULTS and "solving for the order" in done.err
     assert optsched.verify(Schedule.read("a/trace.schedule.json")) == []
     assert "predicted period" in shop("arraypipe", "plan", "a/plan.schedule.json").out
+    ran = shop("arraypipe", "plan", "a/plan.schedule.json", "--json")
+    assert json.loads(ran.out)["period_ns"] > 0
 
     again = shop(*run, "a/plan.schedule.json", "--steps", 6, "--checkpoint", "ck", "--resume",
                  "--every", 1, "--quiet", "-o", "b/c")  # fmt: skip

@@ -266,6 +266,10 @@ def test_verify(cli: Cli) -> None:
     count = len(optsched.verify(Schedule.read("wrong.json")))
     assert lines[-1] == f"wrong.json: not consistent, {count} violations"
     assert len(lines) == count + 1 and count > 5
+    ran = cli("verify", "--json", *alone)
+    right, wrong, missing = json.loads(ran.out)["files"]
+    assert ran.code == 2 and right["violations"] == [] and len(wrong["violations"]) == count
+    assert wrong["violations"][0]["kind"] in lines[0] and "no such file" in missing["error"]
     last = [line for ran in alone.values() for line in ran.out.splitlines()[-1:]]
     for order, code in (
         (["plan.json", "plan.json"], 0),
@@ -382,9 +386,12 @@ def test_bound(cli: Cli) -> None:
 
 def test_every_help_has_an_example(cli: Cli) -> None:
     """One command line that begins with the command's own name."""
-    from optsched.cli.app import COMMANDS, command
+    from optsched.cli.app import COMMANDS, SECTIONS, command
 
-    assert len({path.split()[0] for path in COMMANDS}) <= 14
+    names = {path.split()[0] for path in COMMANDS}
+    assert len(names) <= 14
+    listed = [name for part in SECTIONS.values() for name in part]
+    assert sorted(listed) == sorted(names), "the help lists each command in one section"
     for path in COMMANDS:
         text = " ".join((command(path).help or "").split())
         assert text.count(f"Example: optsched {path} ") == 1 or path == "warmup", path

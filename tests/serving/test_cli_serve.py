@@ -28,12 +28,14 @@ def test_simulate_check_and_verify(site: Cli) -> None:
                "--schedule", "x.schedule.json")  # fmt: skip
     assert ran.code == 0 and "p99_ms" in ran.out, ran.err
     assert site("slim", "check", "s.json", "l.json").code == 0
+    as_json = json.loads(site("slim", "simulate", "s.json", "--plan", "p.json", "--json").out)
     assert site("verify", "x.schedule.json").code == 0
     tree = json.loads(Path("l.json").read_text())
+    assert as_json.items() >= tree["summary"].items()
     tree["batches"][0]["end_ms"] -= 0.5
     Path("l.json").write_text(json.dumps(tree))
-    ran = site("slim", "check", "s.json", "l.json")
-    assert ran.code == 1 and "batch 0" in ran.out and "violations" in ran.out
+    ran = site("slim", "check", "s.json", "l.json", "--json")
+    assert ran.code == 1 and "batch 0" in str(json.loads(ran.out)["violations"])
 
 
 def test_a_router_of_the_current_folder(site: Cli) -> None:
