@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from optsched import elastic, serving
+
 PUBLIC = [
     "optsched", "optsched.arraypipe", "optsched.bandwidth", "optsched.cluster",
     "optsched.cluster.determined", "optsched.cluster.policies", "optsched.serving",
@@ -28,6 +30,12 @@ INNER = (
     "optsched.plots.html:page",
 )  # fmt: skip
 """Further names that pages use."""
+
+LATE = {
+    "optsched.elastic": {*elastic._PLACES} - {*elastic.__all__},
+    "optsched.serving": {name for names in serving._LATE.values() for name in names},
+}
+"""Public names outside of `__all__`: they need torch, which is loaded on first use."""
 
 
 def public_names(module: str) -> list[str]:
@@ -79,6 +87,7 @@ def test_the_reference_has_every_name_once() -> None:
             value = getattr(loaded, name)
             if name != "__version__" and not (inspect.ismodule(value) and value.__name__ in PUBLIC):
                 expected.add(value.__name__ if inspect.ismodule(value) else f"{module}.{name}")
+    expected |= {f"{module}.{name}" for module, names in LATE.items() for name in names}
     packages = {"optsched.formats"}  # in the list as a registry
     assert expected - packages <= listed.keys(), expected - packages - listed.keys()
     for name in listed:  # they can be imported
@@ -88,6 +97,7 @@ def test_the_reference_has_every_name_once() -> None:
 
 CASES = [(module, name) for module in PUBLIC for name in public_names(module)]
 CASES += [(module, name) for module, _, name in (one.partition(":") for one in INNER)]
+CASES += [(module, name) for module, names in LATE.items() for name in sorted(names)]
 
 
 def examples(module: str, name: str) -> list[doctest.DocTest]:

@@ -50,13 +50,27 @@ _PENDING: Final = -1  # end of a batch that is running
 
 
 class RequestsLost(OptschedError):
-    """Servers died with requests that could not be served; of a replay, the run is in ``.run``."""
+    """Servers died with requests that could not be served; of a replay, the run is in ``.run``.
+
+    Examples
+    --------
+    >>> optsched.serving.RequestsLost("server 0 died").run is None  # of a live server
+    True
+    """
 
     run: LiveRun | None = None
 
 
 class DeadlineMissed(OptschedError):
-    """A request was shed: by its expected end it could not be answered in time."""
+    """A request was shed: by its expected end it could not be answered in time.
+
+    Examples
+    --------
+    >>> try:
+    ...     answer = server.submit(image, deadline=5).result()  # doctest: +SKIP
+    ... except optsched.serving.DeadlineMissed:
+    ...     answer = None
+    """
 
 
 class Batch(NamedTuple):
@@ -220,6 +234,14 @@ class Executor:
         See `simulate`.
     devices
         Device of every server, see `Servers`; None: the CPU cores, divided evenly.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> net = serving.SlimResNet(100, channels=(32, 32, 32, 32))
+    >>> executor = serving.Executor(net, serving.reference(rate=50, seconds=0.1))
+    >>> executor.devices
+    ['cpu', 'cpu', 'cpu']
     """
 
     def __init__(

@@ -36,6 +36,13 @@ class Answer(NamedTuple):
     """Answer to a request: scores, indices of the widths that it was run at, latency.
 
     The latency is without the time during which an earlier answer of its key was awaited.
+
+    Examples
+    --------
+    >>> import torch
+    >>> answer = optsched.serving.Answer(torch.tensor([0.1, 2.0]), widths=(0, 3), ms=4.2)
+    >>> int(answer.output.argmax()), answer.late
+    (1, False)
     """
 
     output: Tensor
@@ -65,7 +72,13 @@ class ServerState(NamedTuple):
 
 
 class Telemetry(NamedTuple):
-    """State of a live server; latencies are those of the last 1024 answers."""
+    """State of a live server; latencies are those of the last 1024 answers.
+
+    Examples
+    --------
+    >>> [one.alive for one in server.telemetry().servers]  # doctest: +SKIP
+    [True, True]
+    """
 
     waiting: int
     """Requests at the router."""
@@ -105,6 +118,11 @@ class LiveServer(Loop):
         Of an image, without a batch dimension.
     capacity
         Maximum number of requests in progress; then `submit` blocks.
+
+    Examples
+    --------
+    >>> with LiveServer(executor, shape=(3, 32, 32)) as server:  # doctest: +SKIP
+    ...     answer = server.submit(image, deadline=50).result()
     """
 
     def __init__(self, executor: Executor, shape: Sequence[int], capacity: int = 4096) -> None:

@@ -57,6 +57,13 @@ class SlimResNet(nn.Module):
         Shares of the channels, ascending.
     seed
         Of the initial weights; the global generator of torch is not used.
+
+    Examples
+    --------
+    >>> import torch
+    >>> net = optsched.serving.SlimResNet(classes=10, channels=(16, 32), widths=(0.5, 1.0))
+    >>> net(torch.zeros(2, 3, 8, 8), widths=(0, 1)).shape
+    torch.Size([2, 10])
     """
 
     zero_padded = True
@@ -338,6 +345,13 @@ def train_slim(
         Images a step and the highest learning rate.
     on_progress
         Called after every epoch.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> net = serving.SlimResNet(10, (16,), blocks=1, in_channels=1, widths=(0.5, 1))
+    >>> [row.epoch for row in serving.train_slim(net, serving.digits(side=2), epochs=1, batch=1300)]
+    [1]
     """
     _check_images(net, images)
     epochs, batch = integer("epochs", epochs, 1, 2**31), integer("batch", batch, 1, 2**31)
@@ -393,6 +407,13 @@ def measure_accuracy(net: SlimResNet, images: Images) -> dict[str, float]:
     """Return the accuracy of each tuple of widths in percent, ``{"0,1,2,3": 74.5, ...}``.
 
     Common prefixes of tuples are run once: a third of the work of 256 passes for four segments.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> net = serving.SlimResNet(10, (16,), blocks=1, in_channels=1, widths=(0.5, 1))
+    >>> sorted(serving.measure_accuracy(net, serving.digits("test", side=2)))
+    ['0', '1']
     """
     _check_images(net, images)
     weight, widths = next(net.parameters()), range(len(net.widths))
@@ -424,14 +445,24 @@ def _check_images(net: SlimResNet, images: Images) -> None:
 
 
 def save_network(net: SlimResNet, path: str | os.PathLike[str]) -> None:
-    """Write arguments and weights, atomically."""
+    """Write arguments and weights, atomically.
+
+    Examples
+    --------
+    >>> optsched.serving.save_network(optsched.serving.SlimResNet(10), "net.pt")  # doctest: +SKIP
+    """
     arguments, stream = {name: getattr(net, name) for name in _ARGUMENTS}, io.BytesIO()
     torch.save({"format": FORMAT, "arguments": arguments, "weights": net.state_dict()}, stream)
     write_atomic(path, stream.getvalue())
 
 
 def load_network(path: str | os.PathLike[str]) -> SlimResNet:
-    """Read a file of `save_network`, onto the CPU; no code in the file is run."""
+    """Read a file of `save_network`, onto the CPU; no code in the file is run.
+
+    Examples
+    --------
+    >>> net = optsched.serving.load_network("net.pt")  # doctest: +SKIP
+    """
     stream = io.BytesIO(read_bytes(path))
     try:
         found = torch.load(stream, weights_only=True, map_location="cpu")
@@ -453,6 +484,12 @@ def digits(split: str = "train", side: int = 16) -> Images:
     """Return the digits of scikit-learn (real images, grey, 8x8), resized to `side` pixels.
 
     The split is fixed: 1300 images of ``"train"`` and 497 of ``"test"``.
+
+    Examples
+    --------
+    >>> images = optsched.serving.digits("test", side=8)
+    >>> images.x.shape, images.y.max()
+    (torch.Size([497, 1, 8, 8]), tensor(9))
     """
     integer("side", side, 1, 4096)
     test = one_of("split", split, _SPLITS) == "test"
@@ -476,6 +513,10 @@ def cifar100(folder: str | os.PathLike[str], split: str = "train", side: int = 3
 
     Nothing is downloaded: the `folder` holds ``train.bin`` and ``test.bin`` of the binary version,
     or ``train`` and ``test`` of the Python version, of which no code is run.
+
+    Examples
+    --------
+    >>> images = optsched.serving.cifar100("cifar-100-binary", "test")  # doctest: +SKIP
     """
     pickled = Path(folder) / one_of("split", split, _SPLITS)
     path, side = pickled.with_name(f"{split}.bin"), integer("side", side, 1, 4096)

@@ -92,6 +92,13 @@ def train_router(
         Ctrl-C. A row every 12 updates: ``decisions``, ``seconds``, ``load``, mean ``reward``,
         entropies of the heads ``server``, ``width`` and ``group``, and on the first trace
         ``accuracy``, ``mean_ms`` and ``cost_ms``, the objective per request.
+
+    Examples
+    --------
+    >>> from optsched import serving
+    >>> scenario = serving.reference(rate=2500, burst=3)
+    >>> policy, curve = serving.train_router(scenario)  # doctest: +SKIP
+    >>> policy.write("router.npz")  # doctest: +SKIP
     """
     one_of("mode", mode, ("flow", *PRESETS))
     decisions = integer("decisions", decisions, 1, 10**12)

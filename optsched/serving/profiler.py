@@ -40,7 +40,12 @@ class DeviceCosts(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """Costs of a network on this machine, with the fields of `Scenario`."""
+    """Costs of a network on this machine, with the fields of `Scenario`.
+
+    Examples
+    --------
+    >>> scenario = costs.scenario({"0,0": 60, "0,1": 70}, rate=50)  # doctest: +SKIP
+    """
 
     max_batch: int
     widths: Sequence[float]
@@ -109,6 +114,10 @@ def profile(
         Of the orders and of the batches held out of the fit.
     on_progress
         Called with the numbers of completed and of all rounds.
+
+    Examples
+    --------
+    >>> costs = serving.profile(net, ["cpu", "cpu"], batches=(1, 4, 16), side=16)  # doctest: +SKIP
     """
     from optsched.serving.network import work_of
     from optsched.serving.server_process import Servers
