@@ -198,7 +198,7 @@ class Controller:
         return log, cost
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LiveRun(Run):
     """Run of real requests; times are measured from the start of the trace.
 

@@ -110,6 +110,9 @@ class _Tally:
 class LiveServer(Loop):
     """Answers images that are submitted by any thread; a context manager.
 
+    Until it stops, garbage collection leaves out objects made before it (`gc.freeze`), unless the
+    process has frozen objects already.
+
     Parameters
     ----------
     executor
@@ -146,8 +149,10 @@ class LiveServer(Loop):
         self._stopping, self._error = False, None
         self._tally = _Tally()
         self._seen = 0, self.busy.copy()
-        gc.collect()
-        gc.freeze()  # a full collection of all objects of torch takes 0.2 s
+        self._froze = gc.get_freeze_count() == 0  # else it is not ours to undo
+        if self._froze:
+            gc.collect()
+            gc.freeze()  # a full collection of all objects of torch takes 0.2 s
         self._thread = threading.Thread(target=self._serve, name="optsched-serving", daemon=True)
         self._thread.start()
 
@@ -269,8 +274,9 @@ class LiveServer(Loop):
             for future, key in [*self._futures.values(), *(one[-2:] for one in self._inbox)]:
                 with suppress(Exception):
                     self._complete(future, key, partial(future.set_exception, reason))
+            if self._froze:
+                gc.unfreeze()
             self.servers.__exit__()
-            gc.unfreeze()
 
     def accept(self) -> None:
         """Process the requests that were submitted."""

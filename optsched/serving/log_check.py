@@ -57,7 +57,8 @@ def check(scenario: Scenario, log: Log | Mapping[str, Any] | str | os.PathLike[s
     """
     found = log if isinstance(log, Log) else Log.read(log, scenario)
     if found.scenario.sha256 != scenario.sha256:
-        raise InputError("the log is of another scenario")
+        ours, given = scenario.sha256, found.scenario.sha256
+        raise InputError(f"the log is of another scenario: {given:.12}, this one is {ours:.12}")
     facts = _Facts(scenario, found)
     rules = [_instances, _memory, _batches, _completeness, _shed, _order, _fifo, _summary]
     if not found.wall_clock:

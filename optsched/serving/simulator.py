@@ -60,7 +60,8 @@ class Run:
     _repr_html_ = Log._repr_html_
 
     def __repr__(self) -> str:
-        return f"<Run of {self.scenario.name!r:.60}: {self.summary.completed} requests completed>"
+        done = f"{self.summary.completed} requests completed"
+        return f"<{type(self).__name__} of {self.scenario.name!r:.60}: {done}>"
 
 
 def simulate(

@@ -117,6 +117,14 @@ def test_mutations_of_any_log(seed: int) -> None:
     assert check(scenario, log) == []
 
 
+def test_the_log_of_another_scenario() -> None:
+    """It is refused, by its hash, as an object and as a document."""
+    other = SCENARIO.replace(ms_per_point=5.0)
+    for log in (LOG, simulate(SCENARIO).log):
+        with pytest.raises(InputError, match=r"the log is of another scenario: .*, this one is "):
+            check(other, log)  # type: ignore[arg-type]
+
+
 def test_a_wall_clock() -> None:
     """Measured times need not be those of the model; energy is measured or unknown."""
     log = copy.deepcopy(LOG)

@@ -63,6 +63,15 @@ def test_histories_are_legal(seed: int) -> None:
             assert state.trace["area"][0] == (left - scenario.arrival).sum()
 
 
+@seeds(20)
+def test_deadlines_that_are_far(seed: int) -> None:
+    """All are kept."""
+    scenario = random_scenario(seed, deadline_ms=1e9)
+    summary = simulate(scenario, MarginalCost(group=1)).summary
+    assert (summary.shed, summary.late) == (0, 0)
+    assert summary.attainment == (100 if scenario.n_requests else None)
+
+
 def test_the_earliest_deadline_is_first() -> None:
     """Of requests that wait at the router; without a deadline, after all others."""
     scenario = plain([0.0] * 4, router_ms=0.5, deadline_ms=[None, 30, 10, 20])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -149,11 +150,17 @@ def test_bad_input(server: LiveServer, image: Any, deadline: Any, message: str) 
 
 
 def test_the_end() -> None:
-    """Stop answers what is in progress, late without shedding; no image is taken after it."""
+    """Stop answers what is in progress, late without shedding; no image is taken after it.
+
+    Objects that were there are collected again.
+    """
+    gc.unfreeze()
     server = LiveServer(executor(MarginalCost(), settings=Settings(shed=False)), SHAPE)
     images = torch.randn(50, *SHAPE)
     futures = [server.submit(one, 0.0) for one in images]
+    assert gc.get_freeze_count() > 0
     server.stop()
+    assert gc.get_freeze_count() == 0
     assert all(map(right, images, futures)) and all(one.result(0).late for one in futures)
     assert server.telemetry().late == 50
     server.stop()
@@ -162,7 +169,11 @@ def test_the_end() -> None:
 
 
 def test_what_no_server_can_run() -> None:
-    """An error of the network ends its server; if all have ended, futures have the reason."""
+    """An error of the network ends its server; if all have ended, futures have the reason.
+
+    What the process froze itself stays frozen.
+    """
+    gc.freeze()
     with LiveServer(executor(), SHAPE) as server:
         poison = server.submit(torch.full(SHAPE, -1e9))
         with pytest.raises(RequestsLost, match=r"no server is left.*ValueError: poison"):
@@ -170,6 +181,8 @@ def test_what_no_server_can_run() -> None:
         server._thread.join(10)
         with pytest.raises(RequestsLost, match="takes no images: servers died"):
             server.submit(torch.zeros(SHAPE))
+    assert gc.get_freeze_count() > 0
+    gc.unfreeze()
 
 
 class Broken:

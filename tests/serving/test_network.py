@@ -120,3 +120,16 @@ def test_impossible_nets_are_refused(given: dict[str, object], message: str) -> 
     fields = {"classes": 10, "channels": CHANNELS, "in_channels": 1, "group_channels": 4, **given}
     with pytest.raises(InputError, match=message):
         SlimResNet(**fields)
+
+
+def test_inputs_that_do_not_fit_are_refused() -> None:
+    """Wrong tuples, segments, widths, channels."""
+    net = small()
+    with pytest.raises(InputError, match="widths: expected 4 indices"):
+        net(IMAGES, (0, 0))
+    with pytest.raises(InputError, match=r"width: .* 0\.\.3, got 4"):
+        net(IMAGES, (0, 0, 4, 0))
+    with pytest.raises(InputError, match=r"segment: .* 0\.\.3, got -1"):
+        net.segment(-1, IMAGES, 0)
+    with pytest.raises(InputError, match=r"x: expected shape \(n, 16, side, side\), got \(3, 1,"):
+        net.segment(1, IMAGES, 0, 3)

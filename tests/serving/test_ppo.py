@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from optsched.errors import InputError
+from optsched.errors import InputError, MissingExtra
 from optsched.serving import rules
 from optsched.serving.plan import Plan
 from optsched.serving.policy import Policy, sizes
@@ -270,3 +271,11 @@ def test_training_improves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run.cost / 1e6 / scenario.n_requests == min(row["cost_ms"] for row in rows)
     again, _ = ppo.train_router(scenario, seed=5, **named)
     assert (again.weights == policy.weights).all()
+
+
+def test_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without stable-baselines3 there is one sentence."""
+    monkeypatch.setitem(sys.modules, "stable_baselines3", None)
+    monkeypatch.delitem(sys.modules, "optsched.serving.ppo")
+    with pytest.raises(MissingExtra, match=r"\.\[ppo\]"):
+        __import__("optsched.serving.ppo")

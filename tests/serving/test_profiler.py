@@ -87,7 +87,8 @@ def test_profile(monkeypatch: pytest.MonkeyPatch) -> None:
                     on_progress=lambda *at: told.append(at))  # fmt: skip
     assert told == [(j, len(told)) for j in range(1, len(told) + 1)]
     (one,) = found.devices
-    assert min(one.in_use, one.error or 1, one.server.load_ms or 0) > 0
+    assert one.error is not None  # of batches held out
+    assert min(one.in_use, one.server.load_ms or 0) > 0
     assert [np.array(part).shape for part in one.server.cost_ms] == [(2, 2), (2, 2)]
     assert found.vram_mb[1][1] > found.vram_mb[1][0] > 0 < found.router_ms
     assert simulate(found.scenario(np.ones((2, 2)), rate=50), ROUTER).summary.completion == 1

@@ -198,6 +198,17 @@ def test_a_load_robs_nobody_of_room() -> None:
     assert (run.finish / 1e6).tolist() == [9.0, 17.0, 18.0]
 
 
+def test_a_horizon() -> None:
+    """What began before it is there; what ends later is not done."""
+    plan, own = Resident([(0, 0, 0)]), Settings(cap=1)
+    run = simulate(plain([0.0, 0.0, 3.0]), ONE, plan=plan, settings=own, horizon_ms=1.5)
+    assert run.finish.tolist() == [1_000_000, -1, -1]
+    assert (run.summary.completed, run.summary.completion) == (1, pytest.approx(1 / 3))
+    assert run.summary.throughput_per_s == pytest.approx(1 / 1.5e-3)
+    assert run.log is not None and run.log.batches["end"].tolist() == [1_000_000, 2_000_000]
+    assert run.log.horizon == 1_500_000
+
+
 # what is refused
 
 
