@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from optsched.analysis.report import report
-from optsched.errors import MissingExtra
+from optsched.errors import MissingExtra, OptschedError
 from optsched.io.text import one_line, share_text
 from optsched.model.graph import describe
 from optsched.plots.cluster_map import gpu_map
@@ -50,7 +50,7 @@ def _view(
                 data = base64.b64encode(rendered(draw(), ".png")).decode()
             source = f"data:image/png;base64,{data}"
             return f'<img style="max-width:100%" alt="{html.escape(caption)}" src="{source}">'
-    except Exception as error:  # a notebook shows the table
+    except OptschedError as error:
         caption += f" (no picture: {error})"
     lines = [html_row(header, "th"), *(html_row(row, "td") for row in rows[:32])]
     lines += [html_row([f"... of {len(rows)}"], "td")] * (len(rows) > 32)
