@@ -354,6 +354,13 @@ def test_tables_of_best_known_values() -> None:
     assert read_bounds(folder / "quota" / "best-known.csv")["sum-20"].upper == -103_947_736
 
 
+def test_columns_that_are_not_needed(tmp_path: Path) -> None:
+    """They do not decide which columns have the bounds."""
+    path = tmp_path / "known.csv"
+    path.write_text("instance,lb,ub,first value\na,1,2,9\n")
+    assert read_bounds(path)["a"][:2] == (1, 2)
+
+
 def test_gaps_to_best_known_values(cli: Cli) -> None:
     """The family is that of the table; a better value has a negative gap and is named."""
     Path("t.csv").write_text("name,family,value,bound\nshop,fam,100,1\n")
