@@ -254,11 +254,14 @@ def output(command: str, folders: dict[str, Path | None]) -> tuple[str, int]:
 
 
 def read(claim: Claim, text: str) -> float | None:
-    """Find the number of a claim in an output."""
+    """Find the number of a claim in an output; None if a match is no number, or there is none."""
     found = []
     for match in re.finditer(claim.read, text, re.MULTILINE):
-        parts = [float(part.replace(",", "")) for part in match.groups() if part is not None]
-        found.append(parts[0] / parts[1] if len(parts) > 1 else (parts or [0.0])[0])
+        try:
+            parts = [float(part.replace(",", "")) for part in match.groups() if part is not None]
+            found.append(parts[0] / parts[1] if len(parts) > 1 else (parts or [0.0])[0])
+        except (ValueError, ZeroDivisionError):
+            return None
     return float(PICKS[claim.pick](found)) if found else None
 
 

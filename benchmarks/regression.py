@@ -27,7 +27,7 @@ ROOT: Final = Path(__file__).parent.parent
 
 
 def orders() -> Callable[[], object]:
-    """A job array of 19 jobs on 8 devices, 60,000 moves of tabu search."""
+    """A job array of 16 jobs on 8 devices, 60,000 moves of tabu search."""
     import optsched
 
     array = optsched.JobArray.from_profile("gpt2_xl", stages=8, batch_sizes=[8, 16, 24, 32] * 4)
@@ -68,7 +68,7 @@ def simulator() -> Callable[[], object]:
 
 
 def serving() -> Callable[[], object]:
-    """Two seconds of 2,500 requests a second in bursts, routed by `MarginalCost`."""
+    """Two seconds of 2,500 requests a second in bursts, routed by `MarginalCost`, 10 times."""
     from optsched import serving as room
 
     scenario = room.reference(rate=2500, burst=3, seconds=2, seed=0)

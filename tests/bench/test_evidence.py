@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,9 @@ def test_several_matches(pick: str, found: float) -> None:
     claim = Claim(name="c", source="ours", text="t", read=r"^(\d)$", pick=pick)
     assert evidence.read(claim, "5\n1\n3\n") == found
     assert evidence.read(claim, "none") is None
+    ratio = Claim(name="c", source="ours", text="t", read=r"(\S+) of (\S+)", pick=pick)
+    assert evidence.read(ratio, "1 of 2\n1 of 0\n") is None
+    assert evidence.read(ratio, "1 of 2\n1.2.3 of 2\n") is None
 
 
 @pytest.mark.parametrize(
@@ -180,6 +185,21 @@ def test_figures_of_the_repository_name_claims_and_benchmarks() -> None:
 def test_pages_are_up_to_date() -> None:
     """`python -m benchmarks.pages` writes them."""
     assert not pages.outdated()
+
+
+def test_pictures_are_up_to_date() -> None:
+    """`python -m benchmarks.plots` draws them: every value is a text of the picture."""
+    plots = tomllib.loads((ROOT / "benchmarks" / "plots.toml").read_text())
+    assert {path.stem for path in (ROOT / "docs/results/images").iterdir()} == plots.keys()
+    for name, plot in plots.items():
+        texts = re.findall(r">([^<\n]+)<", (ROOT / f"docs/results/images/{name}.svg").read_text())
+        rows: dict[str, dict[str, str]] = {}
+        for of in plot["of"]:
+            file, _, benchmark = of.partition("/")
+            rows |= pages.values(file)[benchmark]
+        for row in plot.get("rows", rows):
+            for metric in plot["metrics"]:
+                assert f"{float(rows[row][metric]):g}" in texts, (name, row, metric)
 
 
 def test_every_benchmark_has_its_command_and_every_metric_one_value() -> None:
