@@ -1,7 +1,7 @@
 """Search for better values and bounds of a folder's instances, and keep those that hold.
 
     python instances/improve.py instances/jobarray --time 10 --missing
-    python instances/improve.py instances/jobarray --time 60 --seed 1 --until 19:20
+    python instances/improve.py instances/jobarray --time 60 --seed 1
 
 Runs one solve after another on one core, without those that are proved optimal: first instances
 without a value, then by gap, the largest first. A search begins with the best-known answer. Every
@@ -240,15 +240,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--solver", default="auto")
     parser.add_argument("--missing", action="store_true", help="only instances without a value")
-    parser.add_argument("--until", default="", help="UTC, HH:MM: begin no solve later")
     parser.add_argument("--published", type=Path, help="folder of ArrayPipe's instances")
     given = parser.parse_args()
     folder = given.folder.resolve()
     files, rows = files_of(folder, given.published), read_table(folder)
     names = sorted(given.names or files, key=lambda name: -gap(rows.get(name)))
     for name in names:
-        if given.until and f"{datetime.now(UTC):%H:%M}" >= given.until:
-            break
         done = name in rows and (given.missing or rows[name]["status"] == "optimal")
         if not done:
             print(improve(folder, name, files[name], given), flush=True)

@@ -356,8 +356,6 @@ def fault(kind: Kind, content: str, path: Path) -> str:
         if not str(error).strip() or "\n" in str(error):
             return f"not one sentence: {str(error)!r:.300}"
         value = None
-    except RecursionError:
-        return "RecursionError"
     except Exception as error:
         return f"raised {type(error).__name__}: {error}"[:300]
     if (spent := time.process_time() - began) > SECONDS:

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -215,9 +216,14 @@ def test_page_runs(
             assert capsys.readouterr().out == block.text
 
 
-def test_slow_pages_exist() -> None:
-    """The table names pages that have code."""
+def test_tables_name_pages() -> None:
+    """Slow pages have code, and printed ones an output to compare."""
     assert {page for page in SLOW if not runs(f"docs/{page}")} == set()
+    for page in PRINTED:
+        found = blocks(f"docs/{page}")
+        outputs = [any(shown(one).values()) for one in found if one.language == "console"]
+        outputs += [b.below and a.language == "python" != b.language for a, b in pairwise(found)]
+        assert any(outputs), page
 
 
 def prose(page: str | Path) -> str:
