@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 import shlex
 import shutil
@@ -111,7 +112,7 @@ def runs(page: str) -> bool:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to an empty folder that has the instances."""
-    shutil.copytree(ROOT / "instances", tmp_path / "instances")
+    shutil.copytree(ROOT / "instances", tmp_path / "instances", copy_function=os.symlink)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # files of blocks can be imported
     monkeypatch.setattr("optsched.bench.run.missing_kernels", lambda tasks: [])
