@@ -22,6 +22,12 @@ local function count(tres)
   return tonumber(tres:match("gpu[^,]-[:=](%d+)$") or tres:match("gpu[^,]-[:=](%d+),") or 1)
 end
 
+-- "h100" of the same: the host types of the cluster document need the names of Slurm's GPU types.
+local function product(tres)
+  local found = (tres or ""):match("gpu:([^:=,]+)")
+  return found and not tonumber(found) and found or nil
+end
+
 local function choose(job, uid)
   if job.comment ~= "optsched" or job.req_nodes then return end
   local nodes = (job.min_nodes and job.min_nodes < slurm.NO_VAL) and job.min_nodes or 1
@@ -29,9 +35,12 @@ local function choose(job, uid)
   if each + total == 0 then return end
   local gpus, pod = total, 1
   if each > 0 then gpus, pod = each * nodes, each end
+  local kind = product(job.tres_per_node) or product(job.tres_per_job)
+  local rules = kind and string.format(', "type": "%s"', kind) or ""
+  if job.req_switch == 1 then rules = rules .. ', "level": "leaf"' end
   local name = string.format("submit-%d-%d-%d", uid, os.time(), math.random(1, 10 ^ 9))
   local answer, status = ask(string.format(
-    '{"id": "%s", "start": [{"name": "%s", "gpus": %d, "pod": %d}]}', name, name, gpus, pod))
+    '{"id": "%s", "start": [{"name": "%s", "gpus": %d, "pod": %d%s}]}', name, name, gpus, pod, rules))
   if status == "409" then
     local reason = answer:match('"message":"(.-[^\\])"'):gsub("^start%[0%]: 'submit[%d-]+': ", "")
     slurm.log_user("optsched: %s", reason)

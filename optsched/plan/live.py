@@ -44,9 +44,14 @@ class _SlurmJob(msgspec.Struct):
     time_limit: _Amount = None
     node_count: _Amount = None
     tres_req_str: str | None = None
+    tres_per_job: str | None = None
+    tres_per_node: str | None = None
+    partition: str | None = None
+    minimum_switches: _Amount = None  # until data parser 0.0.40
+    required_switches: _Amount = None
 
 
-_BLOCKED = re.compile("JobHeld|Dependency|BeginTime")
+_BLOCKED = re.compile("JobHeld|Dependency|BeginTime|BadConstraints|Partition(Down|Inactive)")
 """Reasons for which a pending job of Slurm cannot start, whatever is free."""
 
 
@@ -60,9 +65,10 @@ def from_slurm(
 ) -> ClusterSnapshot:  # fmt: skip
     """Read a snapshot from ``scontrol show node -d`` and ``squeue --json``.
 
-    Pending jobs with GPUs are the requests, except those that are held or depend on others or on
-    a time. Accounts are the groups, and time limits the expected durations. The GPUs of a job on
-    one node stay together. Jobs can be neither evicted nor moved until costs are given.
+    Pending jobs with GPUs are the requests, except those that are held, depend on others or on a
+    time, or request GPUs or a partition that the cluster has not. Accounts are the groups, time
+    limits the expected durations. The GPUs of a job on one node stay together; ``--switches=1`` is
+    the lowest level. Jobs can be neither evicted nor moved until costs are given.
 
     The JSON may be parsed already; `now` is the time of the output, seconds since 1970.
 
@@ -81,17 +87,24 @@ def from_slurm(
     held = {job.name: len(job.gpus) for job in state.jobs}
     given = decode(tree, _SlurmJobs, "squeue").jobs
     urgency = sorted({_number(job.priority, 0) for job in given}, reverse=True)
-    found = []
+    types, found = slurm_state.host_types(cluster, nodes_text), []
     for job in given:
         name, pending = str(job.job_id), "PENDING" in job.job_state
         gpus = held.get(name, slurm_state.requested_gpus(job.tres_req_str or "") if pending else 0)
         if gpus == 0 or (pending and _BLOCKED.match(job.state_reason or "")):
             continue
+        tres = f"{job.tres_req_str},{job.tres_per_job},{job.tres_per_node}"
+        kinds = slurm_state.requested_types(types, tres, job.partition or "") if pending else ()
+        if pending and not kinds:
+            continue
+        switches = _number(job.required_switches, 0) or _number(job.minimum_switches, 0)
         nodes = max(1, _number(job.node_count, 1))
         limit = 60 * _number(job.time_limit, 60)
         elapsed = 0 if pending else max(0, now - _number(job.start_time, now))
         found.append(PlanJob(
             name=name, gpus=gpus, pod=1 if gpus % nodes else gpus // nodes,
+            type=next(iter(kinds)) if len(kinds) == 1 < len(cluster.types) else None,
+            level=cluster.levels[-1] if pending and switches == 1 and cluster.levels else None,
             priority=urgency.index(_number(job.priority, 0)), group=job.account or "",
             submit=_number(job.submit_time, 0), elapsed=elapsed,
             time_left=max(1, limit - elapsed),

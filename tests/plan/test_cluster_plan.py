@@ -15,7 +15,16 @@ from optsched import cluster, verify
 from optsched.bandwidth import BottleneckBandwidth, Cluster, ClusterState, Host, HostType, synthetic
 from optsched.errors import InputError
 from optsched.model.schedule import Schedule
-from optsched.plan import ClusterSnapshot, Plan, PlanJob, from_run, past_jobs, plan
+from optsched.plan import (
+    ClusterSnapshot,
+    Plan,
+    PlanJob,
+    from_kubernetes,
+    from_run,
+    from_slurm,
+    past_jobs,
+    plan,
+)  # fmt: skip
 
 
 def leaves() -> Cluster:
@@ -379,8 +388,6 @@ PODS = {
 
 def test_slurm_and_kubernetes() -> None:
     """Pending jobs become requests, with the sizes of their parts on one node."""
-    from optsched.plan import from_kubernetes, from_slurm
-
     found = from_slurm(synthetic.cluster("nvswitch", 2), SLURM_NODES, SLURM_JOBS, now=1000)
     (running, _), (waiting,) = found.running[0], found.waiting
     assert (running.name, running.elapsed, running.time_left) == ("1", 100, 500)
@@ -390,6 +397,31 @@ def test_slurm_and_kubernetes() -> None:
     assert [(job.name, job.gpus) for job, _ in found.running] == [("u/train", 2)]
     assert [(j.name, j.gpus, j.pod, j.group) for j in found.waiting] == [("v/train", 4, 2, "v")]
     assert plan(found).starts.keys() == {"v/train"}
+
+
+def test_requests_of_slurm_keep_their_products_partitions_and_switches() -> None:
+    """Types of hosts follow from products or partitions; requests for other nodes are left out."""
+    hosts = tuple(Host(f"n{i}", "ab"[i > 1], (f"s{i % 2}",)) for i in range(4))
+    kinds = (HostType("a", 8), HostType("b", 8))
+    cluster = Cluster(hosts, kinds, ("leaf",), factors={"cluster": 1})
+    nodes = "\n".join(
+        f"NodeName=n{i} Gres=gpu:{kind}:8(S:0-1) GresUsed=gpu:{kind}:0(IDX:N/A) State=IDLE "
+        f"Partitions={kind},all" for i, kind in enumerate(("h100", "h100", "a100", "a100"))
+    )  # fmt: skip
+    for facts, expected in (
+        ({"tres_per_node": "gres/gpu:h100:8"}, ("a", None)),
+        ({"tres_per_node": "gres:gpu:8", "partition": "a100"}, ("b", None)),
+        ({"tres_req_str": "cpu=4,gres/gpu=8,gres/gpu:a100=8", "partition": "all"}, ("b", None)),
+        ({"partition": "all,h100", "minimum_switches": 1}, (None, "leaf")),
+        ({"partition": "h100", "required_switches": 1}, ("a", "leaf")),
+        ({"partition": "h100", "required_switches": 2}, ("a", None)),
+        ({"tres_per_node": "gres/gpu:h200:8"}, None),
+        ({"tres_per_node": "gres/gpu:h100:8", "partition": "a100"}, None),
+        ({"partition": "other"}, None), ({"state_reason": "PartitionDown"}, None),
+    ):  # fmt: skip
+        job = {"job_id": 1, "job_state": ["PENDING"], "tres_req_str": "gres/gpu=8"} | facts
+        found = from_slurm(cluster, nodes, {"jobs": [job]}, now=0).waiting
+        assert [(one.type, one.level) for one in found] == ([expected] if expected else []), facts
 
 
 def test_command(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:

@@ -153,6 +153,11 @@ for _, text in ipairs({"8 2", "8 3", "4 2"}) do
   assert(slurm_job_submit(job, {}, 1000) == 0)
   print(tostring(job.req_nodes))
 end
+for kind, switches in pairs({h100 = 1, h200 = 0}) do
+  local job = {comment = "optsched", tres_per_job = "gres/gpu:" .. kind .. "=8",
+               req_switch = switches}
+  assert(slurm_job_submit(job, {}, 1000) == 0)
+end
 local job = {tres_per_job = "gres/gpu=8"}
 assert(slurm_job_submit(job, {}, 1000) == 0 and job.req_nodes == nil)
 """
@@ -176,6 +181,8 @@ def test_job_submit_plugin(url: str, cluster: str, client: Client, tmp_path: Pat
     assert lines[1] in ("n0,n1", "n2,n3") and lines[0] == f"user: optsched: runs on {lines[1]}"
     assert "needs" in lines[2] and "free are" in lines[2] and lines[3:5] == ["nil", "nil"]
     assert client.read(cluster)["free"] == 16
+    for text in ("type: expected one of h100, got", "level: expected one of rack, host, got"):
+        assert any("optsched: status 400" in line and text in line for line in lines[5:]), lines
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     from optsched.bandwidth.topology.state import ClusterState
 
 _FIELD = re.compile(
-    r"(?:^|\s)(NodeName|State|Gres|GresUsed|CPUAlloc|CPUEfctv|CPUTot|CfgTRES|AllocTRES)=(\S*)"
+    r"(?:^|\s)(NodeName|State|Gres|GresUsed|CPUAlloc|CPUEfctv|CPUTot|CfgTRES|AllocTRES|Partitions)"
+    r"=(\S*)"
 )
 _GRES = re.compile(r"(\w[\w-]*)(?::(\(null\)|[^:(),]+))??:(\d{1,6})(?:\(([^()]*)\))?(?:,|$)")
+_PRODUCT = re.compile(r"\bgpu:(?!\d+(?:[(,]|$))([^:=,()]+)")
 _OTHER = re.compile(r"(?!(?:gpu|shard|mps):)[^:(),]+(?::[^:(),]+)*(?:\([^()]*\))?(?:,|$)")
 _MIG = re.compile(r"(?:.*[_.-])?\d+g\.\d+gb.*", re.IGNORECASE)
 _STATE = re.compile(r"([A-Z_]+)([*~#!%$@^+-]*)")
@@ -151,6 +154,29 @@ def requested_gpus(tres: str) -> int:
     found = re.findall(r"gres/gpu(:[^=,]+)?=(\d{1,6})", tres)
     whole = [int(count) for kind, count in found if not kind]
     return max(whole, default=sum(int(count) for _, count in found))
+
+
+def host_types(cluster: Cluster, nodes: str) -> dict[str, set[str]]:
+    """Host types by product of their GPUs (``gpu:h100``; without one ``gpu:``), by partition."""
+    kinds = {name: host.type for host in cluster.hosts for name in host.machines or (host.name,)}
+    found: dict[str, set[str]] = defaultdict(set)
+    for record in _records(nodes, "scontrol"):
+        if kind := kinds.get(record["NodeName"]):
+            for product in _PRODUCT.findall(record.get("Gres", "")) or [""]:
+                found[f"gpu:{product}"].add(kind)
+            for partition in record.get("Partitions", "").split(","):
+                found[partition].add(kind)
+    return found
+
+
+def requested_types(types: dict[str, set[str]], tres: str, partitions: str) -> set[str]:
+    """Host types of `host_types` that have the GPUs of a request, in one of its partitions."""
+    allowed = set().union(*types.values())
+    for product in _PRODUCT.findall(tres):
+        allowed &= types.get(f"gpu:{product}", set()) | types.get("gpu:", set())
+    if partitions and any(not name.startswith("gpu:") and name for name in types):
+        allowed &= set().union(*(types.get(name, set()) for name in partitions.split(",")))
+    return allowed
 
 
 def _gpus(text: str, size: int, place: str) -> _Gpus:
