@@ -60,10 +60,15 @@ def pareto(
 
     Examples
     --------
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
     >>> from optsched import serving
     >>> scenario = serving.reference(rate=500, burst=2, seconds=0.1)
     >>> points = serving.compare(scenario, {"cost": serving.MarginalCost()}, seeds=[1, 2])
-    >>> optsched.plots.pareto(points, "routers.svg")  # doctest: +SKIP
+    >>> with TemporaryDirectory() as folder:
+    ...     optsched.plots.pareto(points, Path(folder, "routers.svg"))
+    ...     [path.name for path in Path(folder).iterdir()]
+    ['routers.svg']
     """
     for name in (x, y):
         one_of("pareto", name, MEASURES)

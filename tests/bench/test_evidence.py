@@ -134,6 +134,19 @@ def test_the_claims_of_the_repository() -> None:
         assert row["verdict"] == evidence.verdict(known[name], float(row["number"])), name
 
 
+def test_commands_exist() -> None:
+    """Modules, scripts and tests that claims and runs name are there; claims read a number."""
+    commands = [claim.command for claim in evidence.claims() if claim.command]
+    commands += [run["command"] for run in pages.runs().values()]
+    for part in (part for command in commands for part in command.split(" && ")):
+        for module in re.findall(r"python -m (benchmarks[\w.]*)", part):
+            assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), part
+        for file in re.findall(r"(?<!\S)\w[\w/]*\.py", part):
+            assert (ROOT / file).is_file(), part
+    for claim in evidence.claims():
+        assert re.compile(claim.read).groups or claim.pick == "count" or not claim.command, claim
+
+
 FIGURES = evidence.Figures(
     claim="c", of="gpus/large", line=r"^(?P<kind>flat|levels) +(?P<ms>[\d.]+)", row="{kind}",
     metrics={"median": "{ms}"}, names={"levels": "two levels"},
