@@ -449,7 +449,13 @@ def save_network(net: SlimResNet, path: str | os.PathLike[str]) -> None:
 
     Examples
     --------
-    >>> optsched.serving.save_network(optsched.serving.SlimResNet(10), "net.pt")  # doctest: +SKIP
+    >>> from pathlib import Path
+    >>> from tempfile import TemporaryDirectory
+    >>> from optsched import serving
+    >>> with TemporaryDirectory() as folder:
+    ...     serving.save_network(serving.SlimResNet(10, (32,)), Path(folder, "net.pt"))
+    ...     serving.load_network(Path(folder, "net.pt")).channels
+    (32,)
     """
     arguments, stream = {name: getattr(net, name) for name in _ARGUMENTS}, io.BytesIO()
     torch.save({"format": FORMAT, "arguments": arguments, "weights": net.state_dict()}, stream)
@@ -461,7 +467,12 @@ def load_network(path: str | os.PathLike[str]) -> SlimResNet:
 
     Examples
     --------
-    >>> net = optsched.serving.load_network("net.pt")  # doctest: +SKIP
+    >>> from optsched import serving
+    >>> try:
+    ...     serving.load_network("net.pt")
+    ... except optsched.InputError as error:
+    ...     print(error)
+    net.pt: no such file
     """
     stream = io.BytesIO(read_bytes(path))
     try:

@@ -98,7 +98,7 @@ def train_router(
     >>> from optsched import serving
     >>> scenario = serving.reference(rate=2500, burst=3)
     >>> policy, curve = serving.train_router(scenario)  # doctest: +SKIP
-    >>> policy.write("router.npz")  # doctest: +SKIP
+    >>> policy.save("router.npz")  # doctest: +SKIP
     """
     one_of("mode", mode, ("flow", *PRESETS))
     decisions = integer("decisions", decisions, 1, 10**12)

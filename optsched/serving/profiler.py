@@ -44,7 +44,12 @@ class Costs(NamedTuple):
 
     Examples
     --------
-    >>> scenario = costs.scenario({"0,0": 60, "0,1": 70}, rate=50)  # doctest: +SKIP
+    >>> from optsched import serving
+    >>> from optsched.serving.profiler import DeviceCosts
+    >>> server = serving.Server("cpu", 64, launch_ms=0.5, ms_per_mmac=1, idle_w=0, peak_w=0)
+    >>> costs = serving.Costs(8, [0.5, 1], [[[1, 2]]], [[5, 10]], [DeviceCosts(server, None)])
+    >>> costs.scenario({"0": 60, "1": 70}, rate=50, seconds=0.1)
+    Scenario('', 7 requests, 1 servers, 1 segments, widths (0.5, 1.0))
     """
 
     max_batch: int
