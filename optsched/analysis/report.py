@@ -97,6 +97,9 @@ class Report:
     path_is_complete: bool
     least_period: int | None
 
+    def __repr__(self) -> str:
+        return f"<Report {self.name!r:.60}: {self.objective_name} {self.objective}, {self.status}>"
+
 
 def report(schedule: Schedule) -> Report:
     """Summarise a schedule, one-shot or periodic, without verifying it.

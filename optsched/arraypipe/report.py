@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -176,6 +177,9 @@ class Report:
 
     def __repr__(self) -> str:
         return f"<Report of {len(self.devices)} devices: {str(self).splitlines()[0]}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         predicted, measured = (

@@ -201,7 +201,7 @@ def run(
             write_atomic(log, run.log.to_json())
     measured = replace(run.summary, accuracy=run.accuracy(labels))
     if simulated is None or as_json:
-        slim.show_summary(measured, as_json, simulated and simulated.summary)
+        slim.show_summary(measured, as_json, None if simulated is None else simulated.summary)
     else:
         _print_errors(simulated.summary, measured)
 

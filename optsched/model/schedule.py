@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import networkx
     import pandas
+    from matplotlib.figure import Figure
 
 NO_DEADLINE: Final = int(np.iinfo(np.int64).max)
 """Value of `Schedule.deadline` for an operation without one."""
@@ -528,6 +529,18 @@ class Schedule(Problem):
         from optsched.plots.notebook import operations
 
         return operations(self)
+
+    def plot(self, path: str | os.PathLike[str] | None = None, **options: Any) -> Figure:
+        """Draw a Gantt chart; options are those of `optsched.plots.gantt`.
+
+        Examples
+        --------
+        >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]])
+        >>> figure = optsched.solve(shop).schedule.plot(width=8)
+        """
+        from optsched.plots.gantt_chart import gantt
+
+        return gantt(self, path, **options)
 
     @cached_property
     def sha256(self) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 
 from optsched.errors import InputError
 from optsched.io.strict_json import placed
-from optsched.io.text import NANOSECONDS
+from optsched.io.text import NANOSECONDS, one_line
 from optsched.pipelines.cuts import balanced
 from optsched.problems.jobarray import document
 from optsched.problems.jobarray.problem import JobArray
@@ -59,6 +59,9 @@ class ArrayRequest(
     def __post_init__(self) -> None:
         if isinstance(self.problem, JobArray):
             msgspec.structs.force_setattr(self, "problem", json.loads(document.write(self.problem)))
+
+    def __repr__(self) -> str:
+        return f"<ArrayRequest of {one_line(str(self.problem), 60)}, {self.steps} steps>"
 
     @cached_property
     def array(self) -> JobArray:

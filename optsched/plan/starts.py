@@ -56,6 +56,9 @@ class Plan:
     changes: tuple[Change, ...] = ()
     """What differs from the former plan, and why."""
 
+    def __repr__(self) -> str:
+        return f"<Plan by {self.policy}: {len(self.starts)} of {len(self.verdicts)} requests start>"
+
     @cached_property
     def starts(self) -> Mapping[str, tuple[int, ...]]:
         """GPUs of the requests that start now."""

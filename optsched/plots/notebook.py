@@ -79,7 +79,7 @@ def result_view(result: Result) -> str:
 
 def training_view(result: RunResult) -> str:
     """Report of a run of the executor, and its blocks as they ran."""
-    return f"<pre>{html.escape(str(result.report))}</pre>{schedule_view(result.trace)}"
+    return result.report._repr_html_() + schedule_view(result.trace)
 
 
 def simulation_view(run: Run) -> str:

@@ -90,6 +90,9 @@ class Plan:
     rate: float | None = None
     shares: dict[str, float] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<Plan {self.status}: {len(self.instances)} resident instances>"
+
     @classmethod
     def of(cls, rows: Iterable[Sequence[int]]) -> Plan:
         """Return a plan of rows (server, segment, width)."""

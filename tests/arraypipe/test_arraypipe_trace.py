@@ -206,6 +206,7 @@ def test_a_prediction_that_comes_true(seed: int) -> None:
     assert report.predicted_ns == predict(plan).period_ns <= schedule.period * MICRO
     assert report.measured_ns == pytest.approx(report.predicted_ns, rel=0.01)
     assert not report.serial and report.waited_ns == 0 and report.left_out == 0
+    assert "predicted" in report._repr_html_()
     twice = simulate(run_plan, lambda k, i: 2 * int(schedule.duration[i]) * MICRO)
     slow = compare(log(run_plan, by_device(run_plan, twice)))
     assert slow.predicted_ns == report.predicted_ns < slow.measured_ns / 1.5

@@ -12,7 +12,12 @@ import pytest
 
 import optsched
 from optsched import Csr, Resource, Schedule, bandwidth, cluster, serving
+from optsched.analysis.report import report
+from optsched.arraypipe.plan.plan import compile_plan, random_schedule
 from optsched.bench.rows import COLUMNS, Results, Row
+from optsched.cluster import determined
+from optsched.plan.array_request import ArrayRequest
+from optsched.plan.clearing import MovePlan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +69,7 @@ def test_pictures(shop: optsched.JobShop, run: Run) -> None:
     result = optsched.solve(shop)
     state = bandwidth.ClusterState.idle(bandwidth.synthetic.cluster("nvswitch", 2))
     assert result.schedule is not None
+    assert result.schedule.plot(width=6).get_figwidth() == 6
     for thing in (result, result.schedule, run, state):
         assert "data:image/png;base64," in shown(thing)
     assert "optimal: objective 6, lower bound 6" in shown(result)
@@ -102,7 +108,11 @@ def test_short_reprs(run: Run, served: serving.Run) -> None:
     things = [
         schedule, optsched.Result("feasible", schedule, 30_000, 1, history, 1.0, "solver" * 99),
         optsched.Result("infeasible", reason="because " * 99), run, run.log, run.metrics, served,
-        served.log,
+        served.log, report(schedule), serving.Plan(((0, 0, 0),) * 999),
+        MovePlan(evict=("job",) * 999, move={}, cost=999, bound=0, status="optimal", snapshot=None),  # type: ignore[arg-type]
+        compile_plan(random_schedule([2] * 10, 4)),
+        determined.State(tuple(determined.Agent(f"n{i}", 8) for i in range(99))),
+        ArrayRequest(problem=optsched.JobArray([[1] * 99], [[2] * 99])),
     ]  # fmt: skip
     for thing in things:
         assert len(repr(thing)) < 200 and "\n" not in repr(thing), repr(thing)

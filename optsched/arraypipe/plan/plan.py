@@ -66,6 +66,10 @@ class ExecutionPlan:
     microbatches: tuple[int, ...]  # per job,
     copies: tuple[int, ...]  # and its iterations a cycle
 
+    def __repr__(self) -> str:
+        size = f"{self.n_jobs} jobs in {self.n_stages} stages on {len(self.devices)} devices"
+        return f"<ExecutionPlan {self.schedule.name!r:.60}: {size}>"
+
     @cached_property
     def arcs(self) -> tuple[RecurrentArc, ...]:
         """Predecessors of an instance, the device orders apart; of equal arcs the longest."""

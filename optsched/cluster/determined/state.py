@@ -197,6 +197,9 @@ class State:
     fit: Literal["best", "worst"] = "best"
     heterogeneous: bool = False
 
+    def __repr__(self) -> str:
+        return f"<State of {len(self.agents)} agents, {len(self.tasks)} tasks, {self.fit} fit>"
+
     def __post_init__(self) -> None:
         for key, kind in (("agents", Agent), ("tasks", Task), ("groups", Group)):
             object.__setattr__(self, key, distinct(key, getattr(self, key), kind))
