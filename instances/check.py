@@ -47,7 +47,7 @@ def value_of(instance, solution):
     jobs, memory, rolls, again = instance
     again, starts = again or solution["recompute"], solution["starts"]
     offsets = solution["offsets"] if rolls else [[0] * len(row) for row in starts]
-    on, last, period = [[] for _ in memory], 0, solution["value"] * rolls
+    on, last, period = [[] for _ in memory], 0, solution["value"] if rolls else 0
     for j, (job, row, late, choice) in enumerate(zip(jobs, starts, offsets, again, strict=True)):
         chain, half = blocks(job, choice), len(memory)
         sane = all(type(x) is int and x >= 0 for x in row + late) and type(choice) is bool
@@ -131,18 +131,28 @@ def main(check):
     parser.add_argument("--published", type=Path)
     given, wrong = parser.parse_args(), 0
     for path in given.files:
-        for row in csv.DictReader(path.open()) if path.suffix == ".csv" else [{"name": path}]:
-            if row.get("family") == "published" and not given.published:
+        if not path.is_file():
+            parser.error(f"{path}: no such file")
+        table, seen = path.suffix == ".csv", set()
+        for row in csv.DictReader(path.open()) if table else [{"name": path}]:
+            name, near = row.get("name"), path.parent / f"{row.get('name')}.jobarray.json"
+            if row.get("family") == "published" and not (given.published or near.exists()):
                 continue
-            near = path.parent / "solutions" / f"{row['name']}.solution.json"
+            file = path.parent / "solutions" / f"{name}.solution.json" if table else path
             try:
-                name, value, bound = check(near if "value" in row else path, given.published)
-                if "value" in row:
-                    check_row(row, name, value, bound)
-                print(f"{name}: value {value}, bound by itself {bound}")
+                instance, value, bound = check(file, given.published)
+                claim = json.loads(file.read_text())["value"]
+                if type(claim) is not int or claim != value:
+                    raise ValueError(f"the certificate claims the value {claim}, it has {value}")
+                if name in seen:
+                    raise ValueError("a second row")
+                if table:
+                    check_row(row, instance, value, bound)
+                print(f"{instance}: value {value}, bound by itself {bound}")
             except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
-                print(f"{row['name']}: wrong: {error!r}")
+                print(f"{name}: wrong: {type(error).__name__}: {error}")
                 wrong += 1
+            seen.add(name)
     raise SystemExit(wrong > 0)
 
 
