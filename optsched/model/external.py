@@ -22,6 +22,8 @@ def from_starts(problem: Problem, starts: Any, period: int | None = None) -> Sch
     """See `Schedule.from_starts`."""
     graph = _graph(problem)
     operations = _Operations(graph)
+    if not isinstance(starts, Mapping) and hasattr(starts, "columns"):  # a data frame
+        starts = _rows(starts)
     if _are_rows(graph, starts):
         starts = _by_machine(operations, starts)
     start = int_array("starts", operations.values("starts", starts))
@@ -46,14 +48,12 @@ def from_orders(problem: Problem, orders: Any) -> Schedule:
     operations = _Operations(graph)
     if isinstance(orders, (Csr, np.ndarray)):
         orders = orders.to_lists() if isinstance(orders, Csr) else orders.tolist()
-    rows: list[Any] = [()] * graph.n_resources
+    rows: list[Any] = [None] * graph.n_resources
     if isinstance(orders, Mapping):
-        given = set[int]()
         for key, row in orders.items():
             r = _machine(graph, "orders", key)
-            if r in given:
+            if rows[r] is not None:
                 raise InputError(f"orders: {graph.resources[r].name} is given twice")
-            given.add(r)
             rows[r] = row
     elif isinstance(orders, Sequence) and len(orders) == graph.n_resources:
         rows = list(orders)
@@ -64,18 +64,12 @@ def from_orders(problem: Problem, orders: Any) -> Schedule:
         )
     named = list[list[int]]()
     for r, row in enumerate(rows):
-        keys = row.tolist() if isinstance(row, np.ndarray) else row
+        keys = row.tolist() if isinstance(row, np.ndarray) else () if row is None else row
         if not isinstance(keys, Sequence) or isinstance(keys, (str, bytes)):
-            got = format_value(row)
-            raise InputError(f"orders[{r}]: expected a list of operations, got {got}")
-        named.append([operations.index(f"orders[{r}]", key) for key in keys])
+            raise InputError(f"orders[{r}]: expected a list of operations, got {format_value(row)}")
+        named.append([operations.index(f"orders[{r}]", key, r) for key in keys])
     schedule = problem.scheduled(Csr.of(named))
-    return schedule.with_orders(
-        schedule.sequences,  # type: ignore[arg-type]
-        schedule.start,  # type: ignore[arg-type]
-        None,
-        _provenance(problem),
-    )
+    return schedule.with_orders(schedule.sequences, schedule.start, None, _provenance(problem))  # type: ignore[arg-type]
 
 
 class _Operations:
@@ -84,8 +78,11 @@ class _Operations:
     def __init__(self, graph: Schedule) -> None:
         self.graph = graph
         self.by_job: dict[int, list[int]] = {}
+        self._free: dict[tuple[int, int], list[int]] = {}
         for i, j in enumerate(graph.job.tolist()):
             self.by_job.setdefault(j, []).append(i)
+            for r in graph.op_resources[i].tolist():
+                self._free.setdefault((j, r), []).append(i)
         self.jobs = {graph.job_name(j): j for j in self.by_job}
         if not graph.job_names:  # the default of `names`
             self.jobs |= {f"job{j}": j for j in self.by_job}
@@ -95,8 +92,8 @@ class _Operations:
         """Number of a job, given its name or number; -1 if there is none."""
         return self.jobs.get(key, -1) if isinstance(key, str) else key if is_integer(key) else -1
 
-    def index(self, place: str, key: Any) -> int:
-        """Index of the operation that a key names."""
+    def index(self, place: str, key: Any, r: int = -1) -> int:
+        """Index of the operation that a key names; a job stands for its next one on machine r."""
         n = self.graph.n_operations
         if is_integer(key) and 0 <= key < n:
             return int(key)
@@ -104,6 +101,8 @@ class _Operations:
             row = self.by_job.get(self.job(key[0]), [])
             if 0 <= key[1] < len(row):
                 return row[key[1]]
+        if isinstance(key, str) and r >= 0 and key in self.jobs:
+            return self.next(place, key, r)
         if isinstance(key, str):
             if not self._names:
                 for i in range(n):
@@ -113,13 +112,23 @@ class _Operations:
                 return found[0]
             if found:
                 raise InputError(
-                    f"{place}: operations {found[0]} and {found[1]} are both called "
-                    f"{format_json(key)}; use their indices"
+                    f"{place}: operations {found[:2]} are called {format_json(key)}; use indices"
                 )
         raise InputError(
             f"{place}: no operation {format_value(key)}; expected an index in 0..{n - 1}, "
             f"(job, position) or a name such as {format_json(describe(self.graph, 0)) if n else ''}"
         )
+
+    def next(self, place: str, job: Any, r: int) -> int:
+        """Take the next operation of a job on a machine; their order must be fixed."""
+        graph = self.graph
+        if not (ids := self._free.get((self.job(job), r), [])):
+            what, machine = format_value(job), graph.resources[r].name
+            raise InputError(f"{place}: job {what} has no further operation on {machine}")
+        if len(ids) > 1 and (graph.period is not None or ids[1] not in paths_from(graph, ids[0])):
+            one, two = (describe(graph, i) for i in ids[:2])
+            raise InputError(f"{place}: the order of {one} and {two} is not fixed; give such names")
+        return ids.pop(0)
 
     def values(self, place: str, given: Any) -> list[Any]:
         """One value per operation, from a mapping, a flat list or one row per job."""
@@ -131,19 +140,16 @@ class _Operations:
                 if i in found:
                     raise InputError(f"{place}: {describe(self.graph, i)} is given twice")
                 found[i] = value
-            missing = next((i for i in range(n) if i not in found), None)
-            if missing is not None:
-                what = describe(self.graph, missing)
-                raise InputError(f"{place}: {what}, operation {missing}, is missing")
+            if missing := [i for i in range(n) if i not in found]:
+                what = describe(self.graph, missing[0])
+                raise InputError(f"{place}: {what}, operation {missing[0]}, is missing")
             return [found[i] for i in range(n)]
         flat = given.tolist() if isinstance(given, np.ndarray) else given
         if not isinstance(flat, Sequence) or isinstance(flat, (str, bytes)):
             raise InputError(f"{place}: expected a list or a mapping, got {format_value(given)}")
         if not any(isinstance(row, (list, tuple, np.ndarray)) for row in flat):
             if len(flat) != n:
-                raise InputError(
-                    f"{place}: expected {n} values, one per operation, got {len(flat)}"
-                )
+                raise InputError(f"{place}: expected {n} values, one an operation, got {len(flat)}")
             return list(flat)
         jobs = [self.by_job[j] for j in sorted(self.by_job)]
         sizes = [len(row) if isinstance(row, (list, tuple, np.ndarray)) else -1 for row in flat]
@@ -174,29 +180,24 @@ def _are_rows(graph: Schedule, starts: Any) -> bool:
     return triples and bool(rows) and (named or len(rows) == graph.n_operations)
 
 
+def _rows(frame: Any) -> list[tuple[Any, ...]]:
+    """Rows (job, machine, start) of a data frame; its column may be called resource."""
+    names = ("job", "machine" if "machine" in frame.columns else "resource", "start")
+    if missing := [name for name in names if name not in frame.columns]:
+        raise InputError(f"starts: column {missing[0]} is missing; needed: job, machine, start")
+    return list(zip(*(frame[name] for name in names), strict=True))
+
+
 def _by_machine(operations: _Operations, rows: Sequence[Any]) -> dict[int, int]:
     """Starts by index; operations of a job on one machine are matched in their fixed order."""
-    graph = operations.graph
-    free: dict[tuple[int, int], list[int]] = {}
-    for i in range(graph.n_operations):
-        for r in graph.op_resources[i].tolist():
-            free.setdefault((int(graph.job[i]), r), []).append(i)
     given = [(integer(f"starts[{k}][2]", row[2]), k) for k, row in enumerate(rows)]
     found: dict[int, int] = {}
     for start, k in sorted(given):
-        job, machine, _ = rows[k]
-        key = operations.job(job), _machine(graph, f"starts[{k}]", machine)
-        ids = free.get(key, [])
-        if not ids:
-            what = format_value(job)
-            raise InputError(f"starts[{k}]: job {what} has no further operation on {machine}")
-        if len(ids) > 1 and (graph.period is not None or ids[1] not in paths_from(graph, ids[0])):
-            raise InputError(
-                f"starts[{k}]: the order of {describe(graph, ids[0])} and {describe(graph, ids[1])}"
-                f" on {machine} is not fixed; give a mapping from such names to starts"
-            )
-        if found.setdefault(i := ids.pop(0), start) != start:  # it holds several machines
-            raise InputError(f"starts[{k}]: {describe(graph, i)} starts at {found[i]}, not {start}")
+        r = _machine(operations.graph, f"starts[{k}]", rows[k][1])
+        i = operations.next(f"starts[{k}]", rows[k][0], r)
+        if found.setdefault(i, start) != start:  # it holds several machines
+            what = describe(operations.graph, i)
+            raise InputError(f"starts[{k}]: {what} starts at {found[i]}, not {start}")
     return found
 
 

@@ -396,9 +396,9 @@ class Schedule(Problem):
         problem
             The instance.
         starts
-            One per operation: rows ``(job, machine, start)``, a list by index, one list per job,
-            or a mapping. Its keys are indices, ``(job, position)`` with a job number or name, or
-            names such as ``"F(job 3, stage 2)"`` (`optsched.model.graph.describe`).
+            One per operation: rows ``(job, machine, start)`` or a data frame with these columns, a
+            list by index, one list per job, or a mapping. Its keys are indices, ``(job, position)``
+            with a job number or name, or names such as ``"F(job 3, stage 2)"``.
         period
             Of a rolling problem; starts are then those of one iteration, in absolute time.
 
@@ -428,12 +428,18 @@ class Schedule(Problem):
             The instance.
         orders
             Operations on every machine in order, as rows or as a mapping from machine names;
-            operations by index, ``(job, position)`` or name as in `from_starts`.
+            operations by index, ``(job, position)`` or name as in `from_starts`, or jobs by name.
 
         Raises
         ------
         InputError
             An order misses, repeats or adds an operation; `CyclicOrder` if orders contradict.
+
+        Examples
+        --------
+        >>> shop = optsched.JobShop([[(0, 3), (1, 2)], [(1, 4), (0, 1)]], names=["a", "b"])
+        >>> optsched.Schedule.from_orders(shop, [["a", "b"], ["b", "a"]]).makespan
+        6
         """
         from optsched.model.external import from_orders
 

@@ -59,7 +59,7 @@ def test_rows_of_jobs_and_machines() -> None:
         with pytest.raises(InputError, match=message):
             Schedule.from_starts(array, wrong)
     several = JobArray([[1]], [[1]], micro_batches=2)
-    with pytest.raises(InputError, match=r"order of B\(job 0.* is not fixed; give a mapping"):
+    with pytest.raises(InputError, match=r"order of B\(job 0.* is not fixed; give such names"):
         Schedule.from_starts(several, [("0", "gpu0", t) for t in range(4)])
 
 
@@ -70,6 +70,40 @@ def test_orders_by_index_job_and_name() -> None:
         assert schedule.makespan == 6 and verify(schedule, SHOP) == []
     with pytest.raises(CyclicOrder):
         Schedule.from_orders(SHOP, [[3, 0], [1, 2]])
+
+
+def test_orders_of_jobs_by_name() -> None:
+    """The form of the literature: the jobs of every machine in turn."""
+    for orders in ([["job0", "job1"], ["job1", "job0"]], {"m1": ["1", "0"], "m0": ["0", 3]}):
+        assert Schedule.from_orders(SHOP, orders).makespan == 6
+    with pytest.raises(InputError, match=r'orders\[0\]: job "job0" has no further operation on m0'):
+        Schedule.from_orders(SHOP, [["job0", "job0"], ["job1", "job0"]])
+    with pytest.raises(InputError, match=r"sequences\[1\]: operation 1 is missing"):
+        Schedule.from_orders(SHOP, {"m0": ["job0", "job1"], "m1": ["job1"]})
+    array = JobArray([[2, 2], [3, 3]], [[4, 4], [6, 6]], names=["a", "b"])
+    found = Schedule.from_orders(array, [list("abba"), list("abba")])  # F, then B of a job
+    assert found.sequences is not None and found.sequences.to_lists() == [
+        [0, 4, 7, 3],
+        [1, 5, 6, 2],
+    ]
+    assert {v.kind for v in verify(found, array)} == set()
+    with pytest.raises(InputError, match="is not fixed; give such names"):
+        Schedule.from_orders(JobArray([[1]], [[1]], micro_batches=2), [["job0"] * 4])
+
+
+@pytest.mark.parametrize("names", [None, ["a", "b"]])
+def test_frames_of_starts(names: list[str] | None) -> None:
+    """`to_pandas` and back, with either name of the column; a missing column is named."""
+    pytest.importorskip("pandas")
+    array = JobArray([[2, 2], [3, 3]], [[4, 4], [6, 6]], names=names)
+    found = optsched.solve(array, "dispatch").schedule
+    assert found is not None and found.start is not None
+    frame = found.to_pandas()
+    for table in (frame, frame.rename(columns={"resource": "machine"}).sample(frac=1)):
+        again = Schedule.from_starts(array, table)
+        assert again.start is not None and again.start.tolist() == found.start.tolist()
+    with pytest.raises(InputError, match=r"starts: column resource is missing"):
+        Schedule.from_starts(array, frame[["job", "start"]])
 
 
 @given(schedules())
@@ -114,7 +148,7 @@ def test_broken_rules_are_the_verifiers_sentences(starts: Any, kind: str, senten
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Schedule.from_starts(SHOP, [0, 3]), "starts: expected 4 values, one per op"),
+        (lambda: Schedule.from_starts(SHOP, [0, 3]), "starts: expected 4 values, one an op"),
         (lambda: Schedule.from_starts(SHOP, [[1], [2]]), "starts: expected one row per job"),
         (lambda: Schedule.from_starts(SHOP, {0: 1}), "starts: .*stage 1\\), operation 1, is miss"),
         (lambda: Schedule.from_starts(SHOP, {0: 1, (0, 0): 2}), "starts: .* is given twice"),
@@ -142,5 +176,5 @@ def test_refusals(make: Any, message: str) -> None:
 def test_equal_names_need_indices() -> None:
     """A name that two operations share is refused."""
     graph = Schedule(resources=(), duration=[1, 1], op_resources=[[], []])  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="operations 0 and 1 are both called"):
+    with pytest.raises(InputError, match=r"operations \[0, 1\] are called"):
         Schedule.from_starts(graph, {describe(graph, 0): 0})
