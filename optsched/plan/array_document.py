@@ -134,9 +134,8 @@ def join(
 ) -> Schedule:  # fmt: skip
     """Return one schedule of arrays on different GPUs, and of jobs that hold other GPUs.
 
-    The cycle of an array is repeated `PlannedArray.cycles` times: instance n of an operation
-    becomes instance ``n // cycles`` of copy ``n % cycles``. The longer period of the plan keeps
-    each order feasible: tokens of arcs are never negative, as starts lie within the period.
+    Instance n of an operation becomes instance ``n // cycles`` of copy ``n % cycles``. The longer
+    period of the plan keeps orders feasible: tokens of arcs are >= 0, as starts lie within it.
     """
     period, bound = (max(getattr(one, key) for one, _ in arrays) for key in ("period", "bound"))
     named, holder = list(resources), {gpu: i for i, row in enumerate(held.values()) for gpu in row}

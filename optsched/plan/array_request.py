@@ -90,10 +90,9 @@ class ArrayRequest(
         return [int(time) for time in busy]
 
     def on(self, gpus: int) -> JobArray:
-        """Return the array on a number of GPUs: neighbouring stages share one, loads balanced.
+        """Return the array on a number of GPUs; neighboring stages share one, loads are balanced.
 
-        Messages between stages of one GPU take no time. GPUs with a limited memory are as large
-        as the smallest of the document's, states included.
+        GPUs with a limited memory are as large as the smallest of the document's, with states.
         """
         array = self.array
         if gpus == array.n_devices:

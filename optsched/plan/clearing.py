@@ -55,8 +55,9 @@ class MovePlan:
     """Names of the domains of the level without any job, of `defragment`."""
 
     def __repr__(self) -> str:
-        changes = f"{len(self.evict)} evictions, {len(self.move)} moves"
-        return f"<MovePlan {self.status}: {changes}, cost {self.cost}>"
+        return (
+            f"<MovePlan {self.status}: {len(self.evict) + len(self.move)} jobs, cost {self.cost}>"
+        )
 
     def after(self) -> ClusterState:
         """Return the state after all changes, in which the request runs."""

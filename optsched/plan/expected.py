@@ -93,10 +93,9 @@ def past_jobs(trace: Workload, snapshot: ClusterSnapshot) -> PastJobs:
 class Forecast:
     """Simulates the cluster from now on, with jobs that start now as running ones.
 
-    Jobs arrive in the order of the queue. The simulator counts GPUs, hosts and types; it does not
-    regard levels above hosts, pods and bandwidths. Quotas hold if the policy honours them, else
-    each quota is simulated as a cluster without hosts, and the later start counts. Draws are
-    arguments of `optsched.cluster.expected_starts`; `later` are equally likely arrivals.
+    Jobs arrive in the order of the queue. The simulator counts GPUs, hosts and types, no levels
+    above hosts, pods or bandwidths. If the policy does not honor quotas, each is simulated as a
+    cluster without hosts, and the later start counts. `later` are equally likely arrivals.
     """
 
     def __init__(
@@ -111,10 +110,7 @@ class Forecast:
     def starts(
         self, started: Sequence[tuple[PlanJob, tuple[int, ...]]], waiting: Sequence[PlanJob]
     ) -> dict[str, tuple[int, ...]]:
-        """Return percentiles of the start of every waiting job, in seconds from now.
-
-        `started` has requests that start now and their GPUs; `waiting` those that can run later.
-        """
+        """Return percentiles of the start of `waiting` jobs, in seconds; `started` start now."""
         counts, cluster = self.counts, self.counts.snapshot.cluster
         held = [(job, where.gpus) for job, where in counts.snapshot.running]
         running = [(job, host_counts(cluster, gpus)[0]) for job, gpus in (*held, *started)]

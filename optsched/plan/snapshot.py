@@ -234,11 +234,7 @@ class ClusterSnapshot:
 
 
 def from_tree(tree: Any, name: str) -> ClusterSnapshot:
-    """Read a snapshot from parsed JSON; `name` is the file in messages.
-
-    Members ``cluster`` and ``state`` are the documents ``optsched.cluster/1`` and
-    ``optsched.state/1``; jobs have the fields of `PlanJob`, quotas are GPUs by group.
-    """
+    """Read ``optsched.snapshot/1`` from parsed JSON; `name` is the file in messages."""
     found = strict_json.decode_document(tree, _Snapshot, FORMAT, name)
     cluster = documents.cluster_from_tree(found.cluster, f"{name}: cluster")
     state = documents.state_from_tree(found.state, cluster, f"{name}: state")
