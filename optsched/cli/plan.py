@@ -32,7 +32,9 @@ def plan(
         str | None, option("Level of the domains to free by --defragment [default: host].")
     ] = None,
     model: Annotated[Path | None, option("Bandwidths: optsched.bandwidth/1.")] = None,
-    policy: Annotated[str | None, option("Of expected starts, NAME:KEY=VALUE.")] = None,
+    policy: Annotated[
+        str | None, option("Of expected starts [default: fifo:backfill=first_fit].")
+    ] = None,
     spread: Annotated[
         float | None, option("Sigma of true over expected durations [default: 0.5].")
     ] = None,

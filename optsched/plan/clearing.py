@@ -172,7 +172,7 @@ def alternatives(
     while len(plans) < k:
         found = cheapest(counts, model, job, earlier, seconds)
         if found.bound == math.inf and not plans:
-            raise Infeasible(f"no allowed evictions and moves make space for {job.name}")
+            raise Infeasible(f"no evictions and moves of jobs with costs make space for {job.name}")
         if found.chosen is None or found.assigned is None:
             break
         names = [one.name for one in counts.jobs]

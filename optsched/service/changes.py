@@ -107,9 +107,12 @@ class Decision:
             text = f"expected {self.status.version}, got {change.version}"
             raise Conflict(f"version: {text}: the cluster has changed", self.status.version)
         hit: tuple[str, ...] = ()
+        parse = self.status.state.cluster.parse
         if change.repair:
+            parse(change.repair, "repair")
             self._do("repair", change.repair)
         if change.fail:
+            parse(change.fail, "fail")
             hit = self.status.state.jobs_on(change.fail)
             self._do("fail", change.fail)
         for i, name in enumerate(change.give):
@@ -178,7 +181,10 @@ class Decision:
             if held and facts:
                 self._do("facts", msgspec.to_builtins(facts[0]), facts[1])
             demand = moved[name].demand if held else None
-            self._do("take", gpus, name, demands.pop(name, demand))
+            try:
+                self._do("take", gpus, name, demands.pop(name, demand))
+            except InputError as error:
+                raise InputError(f"place.{name}: {str(error).removeprefix('gpus: ')}") from None
 
     def _start(self, i: int, job: PlanJob, demand: int | None) -> Choice:
         status, group = self.status, job.group

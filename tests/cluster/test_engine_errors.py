@@ -98,6 +98,17 @@ def test_policy_errors(
     assert "\n" not in str(caught.value)
 
 
+def test_policy_errors_name_the_line_of_the_policy() -> None:
+    """The place of an exception is in the file of the policy, not where it called."""
+
+    class Typo(Script):
+        def decide(self, view: Any) -> Any:
+            return Decision(view.nothing)
+
+    with pytest.raises(PolicyError, match=r"attribute 'nothing' \(.*test_engine_errors\.py:\d+\)"):
+        simulate(jobs(ONE), Typo({}), Nodes(1))
+
+
 def test_non_preemptible() -> None:
     """Also when a resize finds no place."""
     with pytest.raises(PolicyError, match='"a": runs and is not preemptible'):

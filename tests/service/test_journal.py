@@ -326,6 +326,10 @@ def test_endpoints(tmp_path: Path) -> None:
             ("c/changes", {"id": "3"}, (400, "change")),
             ("c/changes", {"id": "4", "start": [{"name": "b", "gpus": 10}]}, (409, "start[0]")),
             ("c/changes", {"id": "5", "place": {"a": "n01"}}, (400, "place.a")),
+            ("c/changes", {"id": "6", "submit": [{"name": "b", "gpus": 3}],
+                           "place": {"b": "n01:0-2"}}, (400, "place.b")),
+            ("c/changes", {"id": "7", "fail": "n99"}, (400, "fail")),
+            ("c/changes", {"id": "8", "repair": "n01:0-99"}, (400, "repair")),
             ("c/plan", {"snapshot": {}}, (400, "body")),
         ):  # fmt: skip
             assert post(path, **body) == expected, (path, body)

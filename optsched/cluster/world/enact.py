@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.layout import World
 
+_LIBRARY: Final = str(Path(__file__).parents[2])
 _SIZES: Final = 8
 _JOBS: Final = 5
 _BROKEN: Final = {
@@ -36,8 +38,10 @@ _BROKEN: Final = {
 
 
 def failed(w: World, policy: str, error: Exception) -> PolicyError:
-    """The exception that says where the code of a policy broke."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    """The exception that says where the code of a policy broke: the last line in its file."""
+    frames = traceback.extract_tb(error.__traceback__)
+    outside = [one for one in frames if not one.filename.startswith(_LIBRARY)] or frames[-1:]
+    place = [one for one in outside if one.filename == outside[0].filename][-1]
     return _at(w, policy, f"decide() raised {type(error).__name__}: {error} "
                f"({place.filename}:{place.lineno})")  # fmt: skip
 

@@ -157,5 +157,6 @@ class Progress:
                     f"policy {format_value(policy)} makes no progress: from time {first} to {now} "
                     f"it started jobs {rows - before} times and stopped them all before the end of "
                     f"{without}; nothing arrived, ended or changed ({len(active)} jobs are active)"
+                    "; set the restart cost to 0, or use a policy or variant that preempts less"
                 )
         self.time, self.rows, self.events = now, rows, tuple(events)
