@@ -206,12 +206,51 @@ EXPECTED = {
     "objective": {("objective", (), None, 1)},
 }
 
+MESSAGES = {
+    "sequence": (
+        "the sequence of gpu1 misses operation 5 (job 1, F, stage 1), which uses that resource"
+    ),
+    "order": (
+        "operation 0 (job 0, F, stage 0) comes after operation 4 (job 1, F, stage 0) in the "
+        "sequence of gpu0, but starts 8 us before that ends (starts 0 and 5), and 2 us of setup "
+        "follow: 10 us missing"
+    ),
+    "overlap": (
+        "operation 4 (job 1, F, stage 0) starts 1 us before operation 0 (job 0, F, stage 0) ends "
+        "on gpu0, and 2 us of setup follow: 3 us missing"
+    ),
+    "setup": (
+        "operation 4 (job 1, F, stage 0) starts 1 us after operation 0 (job 0, F, stage 0) ends "
+        "on gpu0, but the setup between them takes 2 us: 1 us missing"
+    ),
+    "precedence": (
+        "operation 3 (job 0, B, stage 0) starts at 13 us, but operation 2 (job 0, B, stage 1) "
+        "must precede it and ends at 13 us and the lag is 1 us: 1 us missing (arc 2)"
+    ),
+    "release": "operation 4 (job 1, F, stage 0) starts 1 us before its release at 6 us",
+    "deadline": "operation 7 (job 1, B, stage 0) ends 1 us after its deadline at 30 us",
+    "memory": (
+        "operation 3 (job 0, B, stage 0) needs 24 bytes on gpu0 (20 held, 0 acquired, 4 "
+        "workspace), 4 bytes more than its memory of 20"
+    ),
+    "free": (
+        "operation 7 (job 1, B, stage 0) frees 10 bytes on gpu0, where only 8 are held: 2 bytes "
+        "too many"
+    ),
+    "liveness": (
+        "deadlock: operation 1 (job 0, F, stage 1) comes before operation 2 (job 0, B, stage 1) "
+        "by arc 1, before operation 1 (job 0, F, stage 1) by the sequence of gpu1"
+    ),
+    "objective": "the claimed makespan is 30 us, but it is 31 us",
+}
+
 
 @pytest.mark.parametrize("kind", EXAMPLES)
 def test_examples(kind: str) -> None:
     """Every kind on a schedule that can be checked by hand; the page lists it."""
     found = verify(EXAMPLES[kind])
     assert facts(found) == EXPECTED[kind]
+    assert next(v.message for v in found if v.kind == kind) == MESSAGES[kind]
     page = (Path(__file__).parents[2] / "docs" / "orders" / "verifier.md").read_text()
     assert f"`{kind}`" in page
 

@@ -159,6 +159,28 @@ def test_mutations(mutation: str) -> None:
     } == expected
 
 
+MESSAGES = {
+    "wrap setup ignored": (
+        "operation 7 (job 1, B, stage 0) of the next cycle starts 1 us after operation 0 (job 0, "
+        "F, stage 0) ends on gpu0, but the setup between them takes 2 us: 1 us missing"
+    ),
+    "offset lowered": (
+        "operation 7 (job 1, B, stage 0) starts at 0 us, but operation 6 (job 1, B, stage 1) must"
+        " precede it and ends at 19 us and the lag is 1 us: 20 us missing (arc 5)"
+    ),
+    "one free halved": (
+        "gpu1 gains 5 bytes a cycle: operation 5 (job 1, F, stage 1) acquires 10 and frees 0, "
+        "operation 6 (job 1, B, stage 1) acquires 0 and frees 5"
+    ),
+}
+
+
+@pytest.mark.parametrize("mutation", MESSAGES)
+def test_messages(mutation: str) -> None:
+    """They name operations, cycle and amount."""
+    assert MESSAGES[mutation] in [v.message for v in verify(MUTATIONS[mutation][0])]
+
+
 def circle(duration: list[int], start: list[int], period: int) -> Schedule:
     """Operations on one resource that repeat."""
     n = len(duration)
