@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from optsched.errors import InputError
-from optsched.io.files import read_text, write_atomic
-from optsched.io.strict_json import check_format, decode, parse
+from optsched.io.files import write_atomic
 from optsched.io.text import one_line
 from optsched.io.values import one_of
 from optsched.plots.look import oklch
 from optsched.plots.picture import GRID, INK, MUTED, picture_style, rendered, suffix_of
-from optsched.serving.simulator import MEASURES, Point, front_of
+from optsched.serving.simulator import MEASURES, front_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
     from matplotlib.figure import Figure
+
+    from optsched.serving.simulator import Point
 
 _TITLES = {
     "accuracy": "accuracy, %", "mean_ms": "mean latency, ms", "p99_ms": "P99 latency, ms",
@@ -82,13 +83,6 @@ def pareto(
         svg = picture[picture.index(b"<svg") :].decode()
         picture = (_PAGE % svg).encode()
     write_atomic(path, picture)
-
-
-def read_points(file: Path) -> list[Point]:
-    """Read what `optsched slim bench` wrote."""
-    tree = parse(read_text(file), str(file))
-    check_format(tree, "optsched.serving-bench/1", str(file))
-    return decode(tree.get("points"), list[Point], str(file))
 
 
 def _draw(points: Sequence[Point], x: str, y: str) -> Figure:
