@@ -26,6 +26,7 @@ STRUCTS = {
     "profile": ("optsched.profile/2", "optsched.arraypipe.profile:Profile"),
     "routing": ("optsched.routing/1", "optsched.serving.scenario:_Scenario"),
     "routing-plan": ("optsched.routing-plan/1", "optsched.serving.plan:_Document"),
+    "serving-log": ("optsched.serving-log/1", "optsched.serving.log:_Document"),
 }
 """Documents that the service does not describe, and the structs that read them."""
 
@@ -43,6 +44,7 @@ MEANINGS = {
     "jobshop": ("optsched:JobShop",),
     "quota": ("optsched:QuotaPlan", "optsched:QuotaJob"),
     "routing": ("optsched.serving:Scenario", "optsched.serving:Server", "optsched.serving:Link"),
+    "serving-log": ("optsched.serving:Summary",),
     "schedule": ("optsched:Schedule", "optsched:Resource", "optsched:Goal", "optsched:Objective"),
     "snapshot": ("optsched.plan:ClusterSnapshot", "optsched.plan:PlanJob",
                  "optsched.plan:ArrayRequest"),
