@@ -11,6 +11,7 @@ import typer
 from optsched.cli import options  # noqa: TC001 (typer reads the annotations)
 from optsched.cli.options import argument, option
 from optsched.cli.output import stdin_or_file, wrote
+from optsched.cli.progress import Bar
 from optsched.errors import InputError, InternalError
 from optsched.io.files import check_outputs, read_text
 from optsched.io.strict_json import parse
@@ -95,7 +96,8 @@ def plan(
     wrote(save, given.write, quiet=as_json)
     if moves:
         limits = {"model": known, "time_limit": time_limit}
-        plans = _moves(given, clear, 1 if best is None else best, defragment, level, limits)
+        with Bar().clock("evictions and moves"):
+            plans = _moves(given, clear, 1 if best is None else best, defragment, level, limits)
         if as_json:
             print(json.dumps([_document(one) for one in plans]))
         for i, one in enumerate(() if as_json else plans):
@@ -104,13 +106,14 @@ def plan(
         return
     before = None if previous is None else Schedule.read(previous)
     past = None if history is None else past_jobs(read_trace(history, ignore_columns=True), given)
-    found = plan_snapshot(
-        given, model=known, policy=POLICY if policy is None else policy, previous=before,
-        sigma=0.5 if spread is None else spread, seed=seed,
-        factors=past and past.factors, later=past.arrivals if past else (),
-        parallel=Engine(engine, jobs),
-    )  # fmt: skip
-    schedule = order_arrays(found, time_limit=time_limit, previous=before)
+    with Bar().clock("starts, and orders of arrays"):
+        found = plan_snapshot(
+            given, model=known, policy=POLICY if policy is None else policy, previous=before,
+            sigma=0.5 if spread is None else spread, seed=seed,
+            factors=past and past.factors, later=past.arrivals if past else (),
+            parallel=Engine(engine, jobs),
+        )  # fmt: skip
+        schedule = order_arrays(found, time_limit=time_limit, previous=before)
     if faults := verify(schedule):
         raise InternalError(f"the plan breaks a rule: {faults[0].message}")
     arrays = {one.name for one in planned_arrays(schedule)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from contextlib import suppress
+from threading import Event, Thread
 from time import monotonic
 from typing import TYPE_CHECKING, Self
 
@@ -37,6 +38,7 @@ class Bar:
         self._counts: dict[str, str] = {}
         self._state = ""
         self._source, self._better = "", False
+        self._ended, self._ticker = Event(), Thread()
 
     def __call__(self, progress: Progress) -> None:
         """Show the state of a search; ``H`` marks a better schedule since the last line."""
@@ -55,6 +57,19 @@ class Bar:
             self._show("  ".join(self._counts.values()))
 
         return update
+
+    def clock(self, name: str) -> Self:
+        """Show the elapsed seconds of work that reports nothing, until `stop`."""
+        began = monotonic()
+        self._due = began + (FIRST_AFTER if self.shown else EVERY)
+
+        def tick() -> None:
+            while not self._ended.wait(0.5):
+                self._show(f"{name}, {monotonic() - began:.0f} s")
+
+        self._ticker = Thread(target=tick, daemon=True)
+        self._ticker.start()
+        return self
 
     def _show(self, text: str) -> bool:
         """Show a state if it is time to; return whether it was shown."""
@@ -75,7 +90,10 @@ class Bar:
             self._write(f"{erase}{one_line(text, 300)}\n{self._state}")
 
     def stop(self) -> None:
-        """Erase the status line."""
+        """End the clock and erase the status line."""
+        self._ended.set()
+        if self._ticker.is_alive():
+            self._ticker.join()
         if self._state:
             self._write("\r\x1b[2K")
             self._state = ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -268,3 +270,16 @@ def test_from_now(cli: Cli) -> None:
     ):  # fmt: skip
         ran = cli(*base, *given)
         assert ran.code != 0 and message in ran.err
+
+
+def test_clock(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Work without reports shows its seconds, on one line, which is erased at its end."""
+    from optsched.cli import progress
+
+    monkeypatch.setattr(progress, "FIRST_AFTER", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress.Bar().clock("planning") as bar:
+        time.sleep(1.2)
+    assert not bar._ticker.is_alive()
+    shown = capsys.readouterr().err
+    assert "planning, 1 s" in shown and shown.endswith("\r\x1b[2K") and "\n" not in shown
