@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.layout import World
 
-_LIBRARY: Final = str(Path(__file__).parents[2])
+_LIBRARY: Final = str(Path(__file__).parents[2]) + os.sep
 _SIZES: Final = 8
 _JOBS: Final = 5
 _BROKEN: Final = {
