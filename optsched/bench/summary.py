@@ -24,6 +24,8 @@ class Reference(NamedTuple):
     upper: int | None
     family: str
     size: str
+    known: bool
+    """Whether the bounds are known ones, and not the best of the rows."""
 
 
 class Cell(NamedTuple):
@@ -148,11 +150,11 @@ def grouped(rows: Iterable[Row], key: Any) -> dict[Any, list[Row]]:
 def _reference(rows: Sequence[Row], known: Known | None) -> Reference:
     size = rows[0].size
     if known is not None:
-        return Reference(known.lower, known.upper, known.family or rows[0].family, size)
+        return Reference(known.lower, known.upper, known.family or rows[0].family, size, True)
     values = [row.objective for row in rows if row.objective is not None]
     bounds = [row.lower_bound for row in rows if row.lower_bound is not None]
     upper, lower = min(values, default=None), max(bounds, default=None)
-    return Reference(lower, upper, rows[0].family, size)
+    return Reference(lower, upper, rows[0].family, size, False)
 
 
 def _cell(

@@ -35,10 +35,15 @@ def render(summary: Summary, console: Console) -> None:
         table.add_column("instance")
         for head in ("size", "best bound", "best known", *map(_text, summary.configurations)):
             table.add_column(head, justify="right")
-        for row in _instances(summary):
+        rows = _instances(summary)
+        for row in rows:
             table.add_row(_text(row[0]), *row[1:])
         console.print(table)
-        console.print("* proved optimal in every run", highlight=False)
+        if any(cell.endswith("*") for row in rows for cell in row[4:]):
+            console.print("* proved optimal in every run", highlight=False)
+    if own := [name for name, reference in summary.references.items() if not reference.known]:
+        text = f"no known bounds, gaps to the best of these runs: {', '.join(own)}"
+        console.print(_text(text), highlight=False)
     console.print(_means(summary, narrow=console.width < NARROW))
     if better := sorted({cell.instance for cell in summary.cells if (cell.gap or 0) < 0}):
         console.print(_text(f"better than best known: {', '.join(better)}"), highlight=False)

@@ -135,7 +135,7 @@ def _engine(solver: str | Solver, problem: Problem) -> Solver:
     """The solver of a name, or the given one; refused if it does not support the problem."""
     kind = problem.problem_kind
     engine = find_solver(solver, kind) if isinstance(solver, str) else solver
-    if not callable(getattr(engine, "solve", None)):
+    if isinstance(engine, type) or not callable(getattr(engine, "solve", None)):
         raise InputError(f"solver: expected a name or a solver object, got {solver!r:.60}")
     supported = support(engine, problem)
     if supported:
@@ -242,8 +242,8 @@ def _finish(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -
     from optsched.model.verify import verify
 
     schedule = _scheduled(problem, engine, monitor.solution)
-    status = "optimal" if monitor.proved else "feasible"
     value = problem.evaluate(schedule)
+    status = "optimal" if monitor.proved and value == now.objective else "feasible"
     schedule = schedule.with_orders(
         schedule.sequences,  # type: ignore[arg-type]
         schedule.start,  # type: ignore[arg-type]
@@ -268,8 +268,9 @@ def _scheduled(problem: Problem, engine: Solver, answer: Any) -> Schedule:
     """The schedule of an engine's answer; `InternalError` if it is impossible."""
     try:
         return problem.scheduled(answer)
-    except InputError as error:
-        raise InternalError(f"{engine.name} returned impossible orders: {error}") from error
+    except (InputError, AttributeError, TypeError) as error:
+        what = f"{engine.name} returned impossible orders, a {type(answer).__name__}"
+        raise InternalError(f"{what}: {error}") from error
 
 
 def _provenance(problem: Problem, engine: Solver, monitor: Monitor) -> dict[str, Any]:

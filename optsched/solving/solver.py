@@ -76,7 +76,7 @@ def support(engine: Solver, problem: Problem) -> Support:
         return Support(False, "it does not choose which jobs recompute")
     searched, _ = as_makespan(problem)
     if searched.objective_name == TOTAL and TOTAL not in getattr(engine, "objectives", ()):
-        return Support(False, f"it does not minimise the {TOTAL}")
+        return Support(False, f"it does not minimize the {TOTAL}")
     answer = engine.supports(searched)
     return Support(bool(answer), getattr(answer, "reason", "" if answer else "refused"))
 

@@ -14,6 +14,7 @@ from optsched.testing.common import (
     consistent,
     counted,
     each,
+    named,
     optimum,
     quicker_of_two,
     supported,
@@ -52,13 +53,14 @@ def check_brute_force(engine: Solver, problem: Any, time_limit: float) -> None:
 
 def check_feasible_and_bounded(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
     """Small problems: verified schedules, bounds below them; some tiny problem is solved."""
-    results = [
-        solve(problem, engine, time_limit=2 * SHORT)
-        for problem in supported(engine, tiny_problems())
-    ]
-    assert any(result.schedule for result in results), "found nothing on any tiny problem"
+    found = False
+    for problem in supported(engine, tiny_problems()):
+        with named(problem):
+            found |= solve(problem, engine, time_limit=2 * SHORT).schedule is not None
+    assert found, "found nothing on any tiny problem"
     for problem in supported(engine, [*small_problems(), *problems]):
-        consistent(problem, solve(problem, engine, time_limit=time_limit))
+        with named(problem):
+            consistent(problem, solve(problem, engine, time_limit=time_limit))
 
 
 @each(tiny_problems, degenerate_problems, random_problems)

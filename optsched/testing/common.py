@@ -17,7 +17,7 @@ from optsched.testing.problems import small_problems
 from optsched.testing.quota_plans import best_plan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from optsched.solving.result import Result
     from optsched.solving.solver import Solver
@@ -101,21 +101,29 @@ def supported(engine: Solver, problems: Iterable[Any]) -> list[Any]:
     return taken
 
 
+@contextlib.contextmanager
+def named(problem: Any) -> Iterator[None]:
+    """Put the problem's name before the message of an error, which becomes an `AssertionError`."""
+    try:
+        yield
+    except Exception as error:
+        raised = "" if isinstance(error, AssertionError) else f"raised {type(error).__name__}: "
+        name = "" if str(error).startswith(problem.name) else f"{problem.name}: "
+        raise AssertionError(f"{name}{raised}{error}") from error
+
+
 def each(*sets: Callable[[], list[Any]]) -> Callable[[Any], Check]:
     """Turn a check of one problem into a check of all supported problems of the sets.
 
-    The problem's name is put before the message of an `AssertionError`.
+    The problem's name is put before the message of an error.
     """
 
     def decorate(check: Callable[[Solver, Any, float], None]) -> Check:
         @wraps(check)
         def checked(engine: Solver, problems: Sequence[Any], time_limit: float) -> None:
             for problem in supported(engine, [one for make in sets for one in make()]):
-                try:
+                with named(problem):
                     check(engine, problem, time_limit)
-                except AssertionError as error:
-                    name = "" if str(error).startswith(problem.name) else f"{problem.name}: "
-                    raise AssertionError(f"{name}{error}") from error
 
         return checked
 

@@ -86,7 +86,7 @@ def check_solver(
     AssertionError
         One line per failure: check, problem, fault. Also if every check was skipped.
     InputError
-        An unknown name of a check.
+        An unknown name of a check; a class instead of a solver object.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def check_solver(
     """
     checks = _chosen(exact, only, exclude)
     report = Report({}, {})
-    for engine in engines(solver) if isinstance(solver, str) else [solver]:
+    for engine in engines(solver):
         _run_checks(engine, checks, problems, time_limit, report)
     return report
 
@@ -130,8 +130,12 @@ def _run_checks(
     report.skipped.update(skipped)
 
 
-def engines(name: str) -> list[Solver]:
-    """Return the solvers of this name, one for each kind of problem or several kinds."""
+def engines(name: str | Solver) -> list[Solver]:
+    """Return the solvers of this name, one for each kind of problem; or the solver alone."""
+    if not isinstance(name, str):
+        if isinstance(name, type) or not callable(getattr(name, "solve", None)):
+            raise InputError(f"solver: expected a name or a solver object, got {name!r:.60}")
+        return [name]
     found = [find_solver(name, kind) for kind in KINDS if name in solvers(kind)]
     return list({type(engine): engine for engine in found}.values()) or [find_solver(name)]
 
@@ -182,9 +186,8 @@ class SolverTests:
 
         if check is check_proofs and not self.exact:
             pytest.skip("exact = False")
-        found = [self.solver]
-        if isinstance(self.solver, str):
-            found = [find_solver(self.solver, self.kind)] if self.kind else engines(self.solver)
+        named = isinstance(self.solver, str) and self.kind
+        found = [find_solver(self.solver, self.kind)] if named else engines(self.solver)
         for engine in found:
             warm_up(engine)
             try:

@@ -367,7 +367,10 @@ def test_gaps_to_best_known_values(cli: Cli) -> None:
     ran = cli(*BENCH, "--best-known", "t.csv")
     text = " ".join(ran.out.split())
     assert ran.code == 0 and "fam" in text and "better than best known: shop" in text
-    assert "100 │ -" in text
+    assert "100 │ -" in text and "no known bounds" not in text
+    Path("t.csv").write_text("instance,lb,ub\nshop,,100\n")  # a row without both bounds
+    text = " ".join(cli(*BENCH, "--best-known", "t.csv").out.split())
+    assert "no known bounds, gaps to the best of these runs: shop" in text
 
 
 # the summary

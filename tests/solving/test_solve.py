@@ -205,6 +205,10 @@ def lie(kind: str) -> Any:
         sequences, value = in_order(problem)
         if kind == "too good":
             monitor.incumbent(sequences, value - 1)
+        elif kind == "below the bound":
+            monitor.incumbent(sequences, 0)
+        elif kind == "rows":  # no `Csr`
+            monitor.incumbent([[0, 3], [2, 1]], value)
         elif kind == "too bad":
             monitor.incumbent(sequences, value + 1)
         elif kind == "bound":
@@ -229,7 +233,9 @@ def lie(kind: str) -> Any:
     return Engine(work)
 
 
-@pytest.mark.parametrize("kind", ["too good", "too bad", "cycle", "foreign", "incomplete"])
+@pytest.mark.parametrize(
+    "kind", ["too good", "below the bound", "too bad", "cycle", "foreign", "rows", "incomplete"]
+)
 def test_wrong_schedules_are_refused(kind: str) -> None:
     """Wrong values and impossible orders: `InternalError`, by name."""
     with pytest.raises(InternalError, match="theirs returned"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import fuzz
 import pytest
 
+import optsched
 from optsched import InputError, JobShop, Limits, Monitor, Result, verify
 from optsched.model.graph import scheduled
 from optsched.solving.solver import KINDS, Support, solver, solvers
@@ -167,6 +168,22 @@ def test_one_check_is_enough(bad: type[InOrder], check: Any, diagnosis: str) -> 
     """Other checks may fail too, but not instead."""
     with pytest.raises(AssertionError, match=diagnosis):
         check(bad(), (), TIME_LIMIT)
+
+
+def test_errors_name_their_problem() -> None:
+    """Also those that a solver raises; a class instead of a solver is refused."""
+
+    class Raises(InOrder):
+        def solve(self, problem: Any, limits: Limits, monitor: Monitor) -> Result:
+            raise KeyError("oops")
+
+    for check in ("check_brute_force", "check_feasible_and_bounded"):
+        with pytest.raises(AssertionError, match=rf"{check}: \S.*: raised KeyError: 'oops'"):
+            check_solver(Raises(), time_limit=TIME_LIMIT, only=[check])
+    with pytest.raises(InputError, match="expected a name or a solver object, got <class"):
+        check_solver(InOrder)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="expected a name or a solver object, got <class"):
+        optsched.solve(JobShop([[(0, 1)]]), InOrder)  # type: ignore[arg-type]
 
 
 class ShopsOnly(InOrder):
