@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +11,7 @@ import numpy as np
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType
 from optsched.bandwidth import Job as StateJob
 from optsched.bandwidth.topology import slurm_state
-from optsched.bandwidth.topology.kubernetes import Item, gang_name, requested_gpus
+from optsched.bandwidth.topology.kubernetes import pending_gangs
 from optsched.errors import InputError
 from optsched.io.strict_json import decode, parse
 from optsched.io.values import integer
@@ -91,11 +90,9 @@ def from_slurm(
     for job in given:
         name, pending = str(job.job_id), "PENDING" in job.job_state
         gpus = held.get(name, slurm_state.requested_gpus(job.tres_req_str or "") if pending else 0)
-        if gpus == 0 or (pending and _BLOCKED.match(job.state_reason or "")):
-            continue
         tres = f"{job.tres_req_str},{job.tres_per_job},{job.tres_per_node}"
-        kinds = slurm_state.requested_types(types, tres, job.partition or "") if pending else ()
-        if pending and not kinds:
+        kinds = slurm_state.requested_types(types, tres, job.partition or "")
+        if gpus == 0 or (pending and (not kinds or _BLOCKED.match(job.state_reason or ""))):
             continue
         switches = _number(job.required_switches, 0) or _number(job.minimum_switches, 0)
         nodes = max(1, _number(job.node_count, 1))
@@ -103,7 +100,7 @@ def from_slurm(
         elapsed = 0 if pending else max(0, now - _number(job.start_time, now))
         found.append(PlanJob(
             name=name, gpus=gpus, pod=1 if gpus % nodes else gpus // nodes,
-            type=next(iter(kinds)) if len(kinds) == 1 < len(cluster.types) else None,
+            type=next(iter(kinds)) if pending and len(kinds) == 1 < len(cluster.types) else None,
             level=cluster.levels[-1] if pending and switches == 1 and cluster.levels else None,
             priority=urgency.index(_number(job.priority, 0)), group=job.account or "",
             submit=_number(job.submit_time, 0), elapsed=elapsed,
@@ -125,7 +122,8 @@ def from_kubernetes(
     """Read a snapshot from ``kubectl get nodes,pods -A -o json``, as text or parsed.
 
     Pods without a node are waiting; those of one job or other controller form one request, each
-    pod on one host. Namespaces are the groups. Durations are unknown: one hour each.
+    pod on one host, of the type that alone has the labels of its node selector. Namespaces are the
+    groups. Durations are unknown: one hour each.
 
     Examples
     --------
@@ -143,20 +141,15 @@ def from_kubernetes(
     """
     tree = parse(objects, "kubectl") if isinstance(objects, str) else objects
     state = ClusterState.from_kubernetes(cluster, tree)
-    sizes: dict[str, list[int]] = defaultdict(list)
-    for i, given in enumerate(tree["items"]):
-        pod = decode(given, Item, f"kubectl: items[{i}]")
-        if pod.kind != "Pod" or pod.spec.node_name or pod.status.phase not in ("", "Pending"):
-            continue
-        if gpus := requested_gpus(pod, f"kubectl: items[{i}]"):
-            sizes[gang_name(pod)].append(gpus)
-    rows = [(job.name, len(job.gpus), 1) for job in state.jobs]
+    rows: list[tuple[str, int, int, str | None]]
+    rows = [(job.name, len(job.gpus), 1, None) for job in state.jobs]
     held = {job.name for job in state.jobs}
-    for name, pods in sizes.items():
+    for name, (pods, kinds) in pending_gangs(cluster, tree["items"]).items():
         full = f"{name}+" if name in held else name  # more pods of a job that runs already
-        rows.append((full, sum(pods), pods[0] if len({*pods}) == 1 else 1))
-    jobs = [PlanJob(name=name, gpus=gpus, pod=pod, group=name.partition("/")[0])
-            for name, gpus, pod in rows]  # fmt: skip
+        only = next(iter(kinds)) if len(kinds) == 1 < len(cluster.types) else None
+        rows.append((full, sum(pods), pods[0] if len({*pods}) == 1 else 1, only))
+    jobs = [PlanJob(name=name, gpus=gpus, pod=pod, type=kind, group=name.partition("/")[0])
+            for name, gpus, pod, kind in rows]  # fmt: skip
     return ClusterSnapshot(state, tuple(jobs), quotas or {}, now)
 
 

@@ -424,6 +424,22 @@ def test_requests_of_slurm_keep_their_products_partitions_and_switches() -> None
         assert [(one.type, one.level) for one in found] == ([expected] if expected else []), facts
 
 
+def test_pods_keep_their_node_selector() -> None:
+    """A selector of one type of hosts gives the type; one that no node fits leaves the pod out."""
+    hosts = tuple(Host(f"n{i}", "ab"[i]) for i in range(2))
+    cluster = Cluster(hosts, (HostType("a", 8), HostType("b", 8)))
+    nodes = [{"kind": "Node", "metadata": {"name": f"n{i}", "labels": {"gpu": "ab"[i], "x": "1"}},
+              "status": {"capacity": {"nvidia.com/gpu": "8"}}} for i in range(2)]  # fmt: skip
+    other = {"kind": "Pod", "metadata": {"name": "q", "namespace": "w"}}
+    for selector, expected in (({"gpu": "b"}, ["b"]), ({"x": "1"}, [None]), ({}, [None]),
+                               ({"gpu": "b", "x": "2"}, [])):  # fmt: skip
+        limits = {"resources": {"limits": {"nvidia.com/gpu": "8"}}}
+        pod = {"kind": "Pod", "metadata": {"name": "p", "namespace": "v"},
+               "spec": {"containers": [limits], "nodeSelector": selector}}  # fmt: skip
+        found = from_kubernetes(cluster, {"items": [*nodes, pod, other]})
+        assert [job.type for job in found.waiting] == expected, selector
+
+
 def test_command(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
     """The plan as text, JSON and schedule; clear and defragment; other inputs; exit codes."""
     monkeypatch.chdir(tmp_path)

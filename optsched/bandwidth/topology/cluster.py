@@ -364,6 +364,12 @@ class Cluster:
             for domain, hosts in rows.items()
         }
 
+    def type_by_machine(self) -> dict[str, str]:
+        """Return the type of the host of every machine by name."""
+        return {
+            name: host.type for i, host in enumerate(self.hosts) for name in self.machines_of(i)
+        }
+
     def machines_of(self, host: int) -> tuple[str, ...]:
         """Return the names of the machines of a host."""
         return self.hosts[host].machines or (self.hosts[host].name,)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import defaultdict
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -14,7 +16,7 @@ from optsched.errors import InputError
 from optsched.io.strict_json import decode, parse, shortened
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from optsched.bandwidth.topology.cluster import Cluster
     from optsched.bandwidth.topology.state import ClusterState
@@ -124,6 +126,7 @@ class _Spec(msgspec.Struct, rename="camel"):
     init_containers: list[_Container] = []
     resource_claims: list[Any] = []
     node_name: str = ""
+    node_selector: dict[str, str] = {}
 
 
 class _Status(msgspec.Struct):
@@ -349,6 +352,31 @@ def requested_gpus(pod: Item, place: str) -> int:
         most = max(most, sidecars + amount(one))
         sidecars += amount(one) * (one.restart_policy == "Always")
     return max(most, sidecars + sum(map(amount, pod.spec.containers)))
+
+
+def pending_gangs(cluster: Cluster, items: Sequence[Any]) -> dict[str, tuple[list[int], set[str]]]:
+    """GPUs of pods without a node, and host types that their node selectors allow, by job.
+
+    Jobs of which no pod can run on any node are left out.
+    """
+    given = [decode(one, Item, f"kubectl: items[{i}]") for i, one in enumerate(items)]
+    kinds = cluster.type_by_machine()
+    labels = [(kinds[one.metadata.name], one.metadata.labels.items()) for one in given
+              if one.kind == "Node" and one.metadata.name in kinds]  # fmt: skip
+
+    @cache
+    def allowed(selector: frozenset[tuple[str, str]]) -> set[str]:
+        return {kind for kind, own in labels if selector <= own}
+
+    found: dict[str, tuple[list[int], set[str]]] = defaultdict(lambda: ([], set()))
+    for i, pod in enumerate(given):
+        if pod.kind != "Pod" or pod.spec.node_name or pod.status.phase not in ("", "Pending"):
+            continue
+        if gpus := requested_gpus(pod, f"kubectl: items[{i}]"):
+            sizes, types = found[gang_name(pod)]
+            sizes.append(gpus)
+            types |= allowed(frozenset(pod.spec.node_selector.items()))
+    return {name: gang for name, gang in found.items() if gang[1]}
 
 
 def gang_name(pod: Item) -> str:

@@ -158,7 +158,7 @@ def requested_gpus(tres: str) -> int:
 
 def host_types(cluster: Cluster, nodes: str) -> dict[str, set[str]]:
     """Host types by product of their GPUs (``gpu:h100``; without one ``gpu:``), by partition."""
-    kinds = {name: host.type for host in cluster.hosts for name in host.machines or (host.name,)}
+    kinds = cluster.type_by_machine()
     found: dict[str, set[str]] = defaultdict(set)
     for record in _records(nodes, "scontrol"):
         if kind := kinds.get(record["NodeName"]):
