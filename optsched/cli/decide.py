@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from optsched.cli.options import OptionalOutput, argument, option
-from optsched.cli.output import stdin_or_file
+from optsched.cli.output import stdin_or_file, wrote
 from optsched.cluster.determined import decide as decide_pools
 from optsched.cluster.determined.document import (
     answer_of,
@@ -44,6 +44,7 @@ def decide(
     ] = None,
     mode: Annotated[str | None, option("Of kubernetes: default or gang.")] = None,
     fit: Annotated[str | None, option("best (fullest agents first) or worst.")] = None,
+    output: OptionalOutput = None,
 ) -> None:
     """Decide which tasks start where and which are released; print optsched.decision/1.
 
@@ -56,10 +57,13 @@ def decide(
         "fit": fit,
     }  # fmt: skip
     overrides = {key: value for key, value in given.items() if value is not None}
+    check_outputs([output], [state])
     name, text = stdin_or_file(state)
     with without_collector():
         pools, given_id = from_tree(parse(text, name), name, overrides)
-    sys.stdout.write(to_json(answer_of(pools, decide_pools(pools), given_id)).decode())
+    answer = to_json(answer_of(pools, decide_pools(pools), given_id))
+    wrote(output, answer)
+    sys.stdout.write(answer.decode() * (output is None))
 
 
 def manifest(

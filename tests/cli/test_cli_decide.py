@@ -45,6 +45,8 @@ def test_an_answer(cli: Cli) -> None:
     assert board["task"] == "board" and list(board["agents"].values()) == [0]
     cli.feed(json.dumps(STATE))
     assert cli("cluster", "decide", "-").out == ran.out
+    assert cli("cluster", "decide", "s.json", "-o", "d.json").out == "wrote d.json\n"
+    assert Path("d.json").read_text() == ran.out
     kept = json.loads(cli("cluster", "decide", "s.json", "--no-preemption").out)
     assert kept["release"] == [] and [row["task"] for row in kept["start"]] == ["board"]
     plain = {key: value for key, value in STATE.items() if key != "preemption"}
