@@ -16,7 +16,8 @@ from optsched.cli.output import facts
 from optsched.cli.progress import Bar
 from optsched.errors import InputError
 from optsched.formats.read_problem import read_problem
-from optsched.io.files import check_outputs
+from optsched.io.csv_rows import csv_records
+from optsched.io.files import check_outputs, read_text
 from optsched.io.text import one_line
 from optsched.model.objectives import objective_name, objective_value
 from optsched.model.schedule import Schedule
@@ -78,7 +79,9 @@ def solve(
 
 
 def verify(
-    files: Annotated[list[Path], argument("*.schedule.json documents.", metavar="FILES")],
+    files: Annotated[
+        list[Path], argument("*.schedule.json, or CSV job,machine,start.", metavar="FILES")
+    ],
     instance: Annotated[Path | None, option("Instance that all should solve.", "--problem")] = None,
     objective: options.Objective = None,
     as_json: options.AsJson = False,
@@ -98,11 +101,12 @@ def verify(
     codes, found = {0}, list[dict[str, object]]()
     for file in files:
         try:
-            schedule = _scheduled(file)
+            schedule = _scheduled(file, problem)
         except InputError as error:
-            say(f"error: {error}")
+            text = str(error) if str(file) in str(error) else f"{file}: {error}"
+            say(f"error: {text}")
             codes.add(2)
-            found.append({"file": str(file), "error": str(error)})
+            found.append({"file": str(file), "error": text})
             continue
         violations = optsched.verify(schedule, problem)
         if violations:
@@ -121,8 +125,17 @@ def verify(
         raise typer.Exit(code)
 
 
-def _scheduled(file: Path) -> Schedule:
+def _scheduled(file: Path, problem: Problem | None) -> Schedule:
     """Read a schedule; `InputError` for an instance without orders and starts."""
+    if file.suffix.lower() == ".csv":
+        if problem is None:
+            raise InputError(f"{file}: start times belong to a problem, give --problem FILE too")
+        names = [resource.name for resource in problem.graph().resources]
+        table = csv_records(read_text(file), str(file), (), ("job", "machine", "start"))
+        rows = [(row["job"], row["machine"], row["start"]) for _, row in table]
+        numbers = {cell: int(cell) for row in rows for cell in row if cell.isdecimal()}
+        found = [(j, m if m in names else numbers.get(m, m), numbers.get(s, s)) for j, m, s in rows]
+        return Schedule.from_starts(problem, found)
     if published.is_name(str(file)):
         raise InputError(
             f"{file}: an instance, expected a schedule: optsched solve {file} -o "
