@@ -11,14 +11,7 @@ from typing import Annotated
 
 import typer
 
-from optsched.cli.options import (
-    AsJson,
-    Quiet,
-    ScheduleFile,
-    argument,
-    numbers,
-    option,
-)
+from optsched.cli.options import AsJson, Quiet, ScheduleFile, argument, numbers, option
 from optsched.cli.output import wrote
 from optsched.io.files import check_outputs
 

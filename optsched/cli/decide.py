@@ -12,12 +12,7 @@ import typer
 from optsched.cli.options import OptionalOutput, argument, option
 from optsched.cli.output import stdin_or_file, wrote
 from optsched.cluster.determined import decide as decide_pools
-from optsched.cluster.determined.document import (
-    answer_of,
-    from_tree,
-    read_answer,
-    to_json,
-)
+from optsched.cluster.determined.document import answer_of, from_tree, read_answer, to_json
 from optsched.errors import InputError
 from optsched.io.files import check_outputs, write_atomic
 from optsched.io.strict_json import format_json, parse, without_collector
