@@ -11,9 +11,10 @@ import numpy as np
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType
 from optsched.bandwidth import Job as StateJob
 from optsched.bandwidth.topology import slurm_state
+from optsched.bandwidth.topology.foreign import parsed
 from optsched.bandwidth.topology.kubernetes import pending_gangs
 from optsched.errors import InputError
-from optsched.io.strict_json import decode, parse
+from optsched.io.strict_json import decode
 from optsched.io.values import integer
 from optsched.plan.snapshot import ClusterSnapshot, PlanJob
 
@@ -81,7 +82,7 @@ def from_slurm(
     4
     """
     integer("now", now)
-    tree = parse(jobs_json, "squeue") if isinstance(jobs_json, str) else jobs_json
+    tree = parsed(jobs_json, "squeue")
     state = ClusterState.from_slurm(cluster, nodes_text, tree)
     held = {job.name: len(job.gpus) for job in state.jobs}
     given = decode(tree, _SlurmJobs, "squeue").jobs
@@ -139,7 +140,7 @@ def from_kubernetes(
     >>> [job.name for job in plan.from_kubernetes(cluster, {"items": [node, *pods]}).waiting]
     ['a/p', 'b/p']
     """
-    tree = parse(objects, "kubectl") if isinstance(objects, str) else objects
+    tree = parsed(objects, "kubectl")
     state = ClusterState.from_kubernetes(cluster, tree)
     rows: list[tuple[str, int, int, str | None]]
     rows = [(job.name, len(job.gpus), 1, None) for job in state.jobs]

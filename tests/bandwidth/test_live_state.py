@@ -301,6 +301,7 @@ def test_numbers_of_kubernetes() -> None:
 
 SLURM: list[tuple[str, str, Any, str]] = [
     ("", "PARTITION  AVAIL", None, "f: expected the output of `scontrol.*looks like `sinfo`"),
+    ("", "", " JOBID PARTITION\n 1 gpu", "j:1:.*the table of `squeue`: print `squeue --json`"),
     ("NodeName=n02", "NodeName=n01", None, "node n01: is there twice"),
     ("NodeName=n02", "NodeName=zz", None, "has not 1 of the .*: n02"),
     ("gpu:8", "gpu:a:b:8", None, "node n01: Gres: expected gpu:TYPE:COUNT"),

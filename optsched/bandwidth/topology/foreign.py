@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from optsched.errors import InputError
 from optsched.io.files import read_text
-from optsched.io.strict_json import read_json
+from optsched.io.strict_json import parse, read_json
 
 if TYPE_CHECKING:
     import os
@@ -42,6 +42,7 @@ _KINDS: Final = {
     r"^(Switch|Block)Name=\S+ .*(Level|BlockIndex)=": "`scontrol show topology`",
     r"(?i)^(ClusterName|SlurmctldHost|NodeName|PartitionName) *=": "slurm.conf",
     r"(?i)^(SwitchName|BlockName) *=": "Slurm's topology.conf",
+    r"^ *JOBID +\S": "the table of `squeue`: print `squeue --json`",
     r"^(- +|  )topology: ": "Slurm's topology.yaml", r"^PARTITION +AVAIL": "`sinfo`",
     r"^op,payload_bytes,": "measurements of `optsched gpus bandwidth import`",
     r"^host,": "a CSV of hosts and levels",
@@ -63,6 +64,15 @@ def looks_like(text: str) -> str:
 def without_escapes(text: str) -> str:
     """Remove the escape sequences of terminals."""
     return _ESCAPES.sub("", text)
+
+
+def parsed(given: Any, file: str) -> Any:
+    """Parse JSON unless it is parsed; the message for another text says what it looks like."""
+    try:
+        return parse(given, file) if isinstance(given, str) else given
+    except InputError as error:
+        error.args = (f"{error}{looks_like(given)}",)
+        raise
 
 
 def read_document(path: str | os.PathLike[str], read: Callable[..., T], *rest: Any) -> T:

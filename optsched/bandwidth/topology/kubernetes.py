@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from optsched.bandwidth.topology.foreign import looks_like
+from optsched.bandwidth.topology.foreign import looks_like, parsed
 from optsched.bandwidth.topology.usage import DOWN, Usage
 from optsched.errors import InputError
-from optsched.io.strict_json import decode, parse, shortened
+from optsched.io.strict_json import decode, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -324,7 +324,7 @@ def check_whole(tree: Mapping[str, Any], file: str) -> None:
 
 def _items(given: Any, file: str) -> list[tuple[str, str, Any]]:
     """Place, kind and tree of every object of a list."""
-    tree = parse(given, file) if isinstance(given, str) else given
+    tree = parsed(given, file)
     if not isinstance(tree, dict) or not isinstance(tree.get("items"), list):
         hint = looks_like(given) if isinstance(given, str) else ""
         raise InputError(f"{file}: expected JSON of `kubectl get nodes,pods -A`{hint}")

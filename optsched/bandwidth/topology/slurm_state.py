@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from optsched.bandwidth.topology.foreign import looks_like
+from optsched.bandwidth.topology.foreign import looks_like, parsed
 from optsched.bandwidth.topology.names import expand, local_ids
 from optsched.bandwidth.topology.usage import Usage
 from optsched.errors import InputError
-from optsched.io.strict_json import decode, parse, shortened
+from optsched.io.strict_json import decode, shortened
 
 if TYPE_CHECKING:
     from optsched.bandwidth.topology.cluster import Cluster
@@ -210,7 +210,7 @@ def _gpus(text: str, size: int, place: str) -> _Gpus:
 
 def _jobs(given: Any, file: str) -> list[_Job]:
     """The jobs that hold resources."""
-    tree = parse(given, file) if isinstance(given, str) else given
+    tree = parsed(given, file)
     if not isinstance(tree, dict) or "jobs" not in tree:
         hint = looks_like(given) if isinstance(given, str) else ""
         raise InputError(f"{file}: expected the output of `squeue --json`{hint}")
