@@ -13,7 +13,14 @@ from optsched.arraypipe.callbacks import Callback
 from optsched.arraypipe.checkpoint.files import copied
 from optsched.arraypipe.job import Job
 from optsched.arraypipe.model.split import shard
-from optsched.arraypipe.runtime.data import as_tuples, brought, cast, cut_batch, target_of
+from optsched.arraypipe.runtime.data import (
+    as_tuples,
+    brought,
+    cast,
+    cut_batch,
+    stacked,
+    target_of,
+)  # fmt: skip
 from optsched.arraypipe.runtime.environment import global_state_kept, on_gpu
 from optsched.arraypipe.runtime.losses import counts_of, loss_in, samples_of
 from optsched.arraypipe.runtime.stages import fresh_model, loss_copy
@@ -186,7 +193,9 @@ def measure_of(given: Any, loss: Loss | None, weight: Weight = None) -> Measure:
         function = loss_copy(loss, job) if metric is None else metric
         if isinstance(function, nn.Module):
             function.to(place)
-        batches = data if isinstance(data, DataLoader) else DataLoader(data, job.batch_size)
+        batches = data
+        if not isinstance(data, DataLoader):
+            batches = DataLoader(data, job.batch_size, collate_fn=stacked)
         values, weights = [], []
         for batch in batches:
             (inputs,), (whole,) = cut_batch(as_tuples(batch), 1, "evaluate")

@@ -70,8 +70,12 @@ def fit(trainer: ArrayTrainer, request: Request, given: ExecutionPlan | None) ->
     predicted = predict(plan)
     if given is not None:
         say(_predicted(predicted.period_ns, predicted.bound_ns))
+    expected_ns = float(predicted.period_ns)
+    if not config.on_ranks and len(predicted.load_ns) > 1:
+        expected_ns = float(sum(predicted.load_ns))
+        say(f"one process runs all stages in turn: {duration(expected_ns)} a cycle")
     if config.verbose and config.is_first:
-        callbacks = (Progress(predicted.period_ns), *request.callbacks)
+        callbacks = (Progress(expected_ns), *request.callbacks)
         request = replace(request, callbacks=callbacks)
     return train(trainer, plan, request, problem)
 

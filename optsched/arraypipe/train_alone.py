@@ -256,6 +256,11 @@ class _Alone:
             return
         if abs(of_whole - of_parts) <= 1e-3 * of_whole:
             raise NotMean(sentence)
+        warnings.warn(
+            f"model: its outputs for a batch depend on the other samples, so that {len(rows)} "
+            f"micro-batches do not train as the whole batch does; microbatches=1 does",
+            stacklevel=4,
+        )
 
 
 def differences(got: Trained, alone: Trained) -> list[str]:

@@ -13,6 +13,7 @@ import typer
 
 from optsched.cli.options import AsJson, Quiet, ScheduleFile, argument, numbers, option
 from optsched.cli.output import wrote
+from optsched.errors import InputError
 from optsched.io.files import check_outputs
 
 Script = Annotated[str, argument("FILE.py:FUNCTION, which makes the ArrayTrainer.")]
@@ -117,14 +118,18 @@ def run(
     """
     from optsched.arraypipe.commands import run_script
     from optsched.arraypipe.from_plan import PROGRAM, chosen_array, ended
+    from optsched.arraypipe.plan.plan import compile_plan
     from optsched.model.schedule import Schedule
 
+    given = None if schedule is None else chosen_array(Schedule.read(schedule), array)
     if ranks is not None and "RANK" not in os.environ:
+        devices = ranks if given is None else len(compile_plan(given).devices)
+        if ranks != devices:
+            raise InputError(f"ranks: expected {devices}, one per device, got {ranks}")
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         program = [*launcher, "--no-python", *PROGRAM, *sys.argv[1:]]
         raise typer.Exit(ended(Popen([sys.executable, *program])))
     settings = {"every": every, "verbose": not quiet}
-    given = None if schedule is None else chosen_array(Schedule.read(schedule), array)
     if not run_script(script, given, steps, output, settings, checkpoint=checkpoint, resume=resume):
         raise typer.Exit(1)
 

@@ -153,7 +153,8 @@ def bytes_of(memory: str | int) -> int:
     match = re.fullmatch(r"([0-9]{1,20})(?: ?(GB|GiB|MB|MiB))?", memory, re.ASCII)
     if not match or int(match[1]) == 0:
         raise InputError(
-            f'memory: expected bytes or a size such as "80GB", got {format_value(memory)}'
+            f'memory: expected bytes or a size such as "80GB" (GB, GiB, MB, MiB), '
+            f"got {format_value(memory)}"
         )
     power = {None: 0, "M": 20, "G": 30}[match[2] and match[2][0]]
     return integer("memory", int(match[1]) << power, 1, MAX_INTEGER)

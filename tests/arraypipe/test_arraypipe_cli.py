@@ -193,6 +193,7 @@ def test_orders_refused(shop: Cli) -> None:
     x, good = "x.schedule.json", "t.py:make_trainer"
     for script, schedule, words, sentence in (
         (good, x, "--steps 0", "steps: "),
+        (good, x, "--ranks 7", "ranks: expected "),
         (good, x, "--resume", "checkpoint: expected a folder"),
         (good, x, "-o file/x", "file/x: cannot be made"),
         (good, x, "--checkpoint c -o deep/er", "already has checkpoints"),

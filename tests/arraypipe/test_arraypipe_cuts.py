@@ -214,7 +214,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], Any, str]] = {
         own(lambda m, x: m.c(m.n(m.a(x))), n=lambda: nn.Sequential(linear(), linear())),
         ["n", "n.1"], "'n' contains a module at which another stage begins",
     ),
-    "no module": (own(chain), ["d"], "the model has no module 'd'"),
+    "no module": (own(chain), ["d"], "the model has no module 'd'$"),
+    "part of a name": (
+        own(lambda m, x: m.b(m.n(m.a(x))), n=lambda: nn.Sequential(linear())), ["0"],
+        "no module '0'; did you mean 'n.0'",
+    ),
     "too many": (own(chain), 5, r"expected 1\.\.3, the blocks of Own"),
     **{f"{stages} of a list": (
         own(lambda m, x: m.c(m.n[2](m.n[1](m.n[0](m.a(x))))),

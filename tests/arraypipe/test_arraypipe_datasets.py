@@ -114,6 +114,14 @@ def test_refusals() -> None:
         (Stream(), "an iterable dataset has no batch of a given number"),
         (DataLoader(Stream(), batch_size=2), "an iterable dataset has no batch of a given number"),
         (Rows(0), "the dataset is empty"),
+        (
+            [torch.ones(k) for k in range(6)],
+            "cannot be stacked .*; give a DataLoader with a collate",
+        ),
+        (
+            DataLoader([{"x": None}] * 6),
+            "cannot be stacked .*; give a DataLoader with a collate_fn",
+        ),
     ):
         with pytest.raises(InputError, match=sentence) as caught:
             next(iter(batches_of(data)(job(), 0)))

@@ -97,6 +97,7 @@ def test_from_jobs_to_models(capsys: Any, tmp_path: Path) -> None:
     assert "measuring 3 stages of 2 jobs" in said
     assert re.search(r"predicted: .* a cycle, .* above the bound of", said)
     assert "checked: the bits of training alone, over 2 iterations" in said
+    assert re.search(r"one process runs all stages in turn: .* a cycle", said)
     again = made.fit(jobs, 7, checkpoint=tmp_path, resume=True, config=QUICK)
     for j in range(2):
         found = differences(again.trained[j], made.train_alone(j, 7))

@@ -162,6 +162,29 @@ def test_micro_batches_add_up(name: str) -> None:
         made.train_alone(0, 1)
 
 
+class Branches(nn.Linear):
+    """A layer with a branch on all samples of its batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Double a batch with a sum above zero."""
+        return super().forward(x) * (2 if x.sum() > 0 else 1)
+
+
+def test_a_branch_on_the_batch() -> None:
+    """Micro-batches of a model that compares samples train, with a warning."""
+    x = torch.linspace(-1, 1, 8).repeat(6, 1).T
+    made = array_trainer(
+        lambda: nn.Sequential(Branches(6, 4), nn.Linear(4, 1)),
+        lambda job, start: iter([(x, x[:, :1])] * 2),
+        jobs=[Job(0, 8, sgd, microbatches=n) for n in (4, 1)], stages=2, loss=F.mse_loss,
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="depend on the other samples, so that 4 micro-batches"):
+        made.train_alone(0, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.train_alone(1, 1)
+
+
 def hidden(draw: torch.Generator, n: int) -> Tensor:
     """Tokens of which some samples have none that counts."""
     found = tokens(draw, n)

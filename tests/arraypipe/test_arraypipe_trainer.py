@@ -92,6 +92,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "other stages": ({"stages": [4]}, "3 stages, the model 2"),
     "other parts": ({"jobs": [JOBS[0], JOBS[0]]}, "job job1: the schedule has 2 micro-batches"),
     "no optimizer": (second(lambda named: 3), "no Optimizer|cannot be made"),
+    "no pairs": (second(lambda ps: torch.optim.SGD([p for p in ps if p.requires_grad])),
+                 r"list of \(name, parameter\) pairs, 12 of 12 with a gradient"),
     "no data": ({"data": lambda job, start: 3}, "expected an iterator"),
     "few samples": ({**QUARTERS, "data": always((X[:3], Y[:3]))},
                     "job0, iteration 0: 3 samples cannot be cut into 4"),

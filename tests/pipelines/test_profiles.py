@@ -134,7 +134,10 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
         r"batch_sizes\[0\]: 9 is no multiple of 2 micro-batches",
     ),
     ({"link": "ethernet"}, 'link: expected one of nvlink, .*got "ethernet"'),
-    ({"memory": "80 gigs"}, 'memory: expected bytes or a size such as "80GB", got "80 gigs"'),
+    (
+        {"memory": "80 gigs"},
+        r'a size such as "80GB" \(GB, GiB, MB, MiB\), got "80 gigs"',
+    ),
     ({"memory": "1GB"}, "memory: 1073741824 bytes leave nothing for activations on device 0"),
 ]
 

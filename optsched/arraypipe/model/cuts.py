@@ -95,7 +95,9 @@ def canonical(model: nn.Module, name: str) -> str:
     try:
         module = model.get_submodule(name)
     except AttributeError:
-        raise InputError(f"stages: the model has no module {name!r}") from None
+        ends = [known for known, _ in model.named_modules() if known.endswith(f".{name}")]
+        meant = f"; did you mean {ends[0]!r}?" if ends else ""
+        raise InputError(f"stages: the model has no module {name!r}{meant}") from None
     names: dict[int, str] = {id(found): known for known, found in model.named_modules()}
     return names[id(module)]
 

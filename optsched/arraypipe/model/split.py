@@ -262,7 +262,11 @@ def _optimizer(
         raise InputError(f"job {title}: {error}") from error
     except Exception as error:
         reason = " ".join(str(error).split())
-        raise InputError(f"job {title}: the optimizer cannot be made ({reason})") from error
+        raise InputError(
+            f"job {title}: the optimizer cannot be made ({reason}); its function gets a list of "
+            f"(name, parameter) pairs, {sum(p.requires_grad for _, p in given)} of "
+            f"{len(given)} with a gradient"
+        ) from error
     kept_ids = {id(p) for p in local.values()}
     for group in optimizer.param_groups:
         kept = [k for k, parameter in enumerate(group["params"]) if id(parameter) in kept_ids]

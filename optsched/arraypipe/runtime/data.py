@@ -214,12 +214,24 @@ def batches_of(data: Any) -> Data:
     return data  # type: ignore[no-any-return]
 
 
+def stacked(samples: list[Any]) -> Any:
+    """Return the batch of `default_collate`; samples that it cannot stack need another function."""
+    try:
+        return default_collate(samples)
+    except (RuntimeError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(
+            f"data: the samples of a batch cannot be stacked ({reason:.200}); "
+            f"give a DataLoader with a collate_fn, such as one that pads"
+        ) from error
+
+
 @dataclass(frozen=True, eq=False)
 class Shuffled:
     """Batches of a dataset with indices; epochs follow each other, also in the midst of a batch."""
 
     dataset: Any
-    collate: Callable[[list[Any]], Any] = default_collate
+    collate: Callable[[list[Any]], Any] = stacked
     shuffle: bool = True
     workers: Mapping[str, Any] = field(default_factory=dict)  # arguments of a DataLoader
 
@@ -318,4 +330,5 @@ def _of_loader(loader: DataLoader[Any]) -> Data:
     names = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
              "prefetch_factor")  # fmt: skip
     workers = {name: getattr(loader, name) for name in names} if loader.num_workers else {}
-    return Shuffled(loader.dataset, loader.collate_fn, type(sampler) is RandomSampler, workers)
+    collate = stacked if loader.collate_fn is default_collate else loader.collate_fn
+    return Shuffled(loader.dataset, collate, type(sampler) is RandomSampler, workers)
