@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from optsched.solving.result import Result
 
 _MOST: Final = 20_000
+_MOST_RESOURCES: Final = 512
 _MOST_GPUS: Final = 2_048
-"""Operations and GPUs of a picture; more, which would take seconds, are shown as a table."""
+"""Largest sizes of pictures; more, which would take seconds, is shown as a table."""
 
 
 def _view(
@@ -61,7 +62,8 @@ def schedule_view(schedule: Schedule) -> str:
     """Gantt chart of a schedule, or the use of its resources."""
     if not schedule.is_scheduled:
         return f"<p>{html.escape(repr(schedule))}</p>"
-    draw = (lambda: gantt(schedule, width=11)) if schedule.n_operations <= _MOST else None
+    small = schedule.n_operations <= _MOST and schedule.n_resources <= _MOST_RESOURCES
+    draw = (lambda: gantt(schedule, width=11)) if small else None
     found = report(schedule)
     rows = [
         (one_line(r.name, 40), r.operations, *map(share_text, (r.busy_share, r.setup_share)))

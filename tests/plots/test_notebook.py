@@ -80,6 +80,12 @@ def test_tables(shop: optsched.JobShop, served: serving.Run) -> None:
     assert served.log is not None
     assert "<td>completed</td>" in shown(served) and "<td>completed</td>" in shown(served.log)
     assert "<td>30000</td>" in shown(many(EVIL)) and "&lt;script" in shown(many(EVIL))
+    rows = [[i] for i in range(513)]
+    wide = Schedule(
+        resources=tuple(Resource(f"r{i}") for i in range(513)), duration=np.ones(513, np.int64),
+        op_resources=Csr.of(rows), sequences=Csr.of(rows), start=np.zeros(513, np.int64),
+    )  # fmt: skip
+    assert "<td>r0</td>" in shown(wide) and "of 513" in shown(wide)
     assert "&lt;Schedule" in shown(shop.graph())
     assert shown(optsched.Result("infeasible", reason=EVIL)).count("&lt;script") == 1
 
