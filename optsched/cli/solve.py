@@ -95,9 +95,7 @@ def verify(
     """
     if instance is None and objective is not None:
         raise InputError("objective: belongs to the problem, give --problem FILE too")
-    problem = (
-        None if instance is None else options.with_objective(read_problem(instance), objective)
-    )
+    problem = options.with_objective(read_problem(instance), objective) if instance else None
     codes, found = {0}, list[dict[str, object]]()
     for file in files:
         try:
@@ -108,11 +106,9 @@ def verify(
             codes.add(2)
             found.append({"file": str(file), "error": text})
             continue
-        violations = optsched.verify(schedule, problem)
-        if violations:
+        if violations := optsched.verify(schedule, problem):
             codes.add(1)
-        verdict = _verdict(schedule, len(violations), instance)
-        faults = [asdict(violation) for violation in violations]
+        verdict, faults = _verdict(schedule, len(violations), instance), [*map(asdict, violations)]
         found.append({"file": str(file), "verdict": verdict, "violations": faults})
         if len(files) == 1 and not as_json:
             for violation in violations:
@@ -137,14 +133,12 @@ def _scheduled(file: Path, problem: Problem | None) -> Schedule:
         found = [(j, m if m in names else numbers.get(m, m), numbers.get(s, s)) for j, m, s in rows]
         return Schedule.from_starts(problem, found)
     if published.is_name(str(file)):
-        raise InputError(
-            f"{file}: an instance, expected a schedule: optsched solve {file} -o "
-            f"{file}.schedule.json"
-        )
+        way = f"optsched solve {file} -o {file}.schedule.json"
+        raise InputError(f"{file}: an instance, expected a schedule: {way}")
     schedule = Schedule.read(file)
     if not schedule.is_scheduled:
         raise InputError(
-            f"{file}: sequences, starts: missing, this graph is not scheduled: solve it first"
+            f"{file}: sequences, starts: missing, the graph is unscheduled: solve it first"
         )
     return schedule
 
