@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003
 from typing import TYPE_CHECKING, Annotated, Any
@@ -129,7 +130,8 @@ def _scheduled(file: Path, problem: Problem | None) -> Schedule:
         names = [resource.name for resource in problem.graph().resources]
         table = csv_records(read_text(file), str(file), (), ("job", "machine", "start"))
         rows = [(row["job"], row["machine"], row["start"]) for _, row in table]
-        numbers = {cell: int(cell) for row in rows for cell in row if cell.isdecimal()}
+        cells = {cell for row in rows for cell in row}
+        numbers = {cell: int(cell) for cell in cells if re.fullmatch("[0-9]{1,18}", cell)}
         found = [(j, m if m in names else numbers.get(m, m), numbers.get(s, s)) for j, m, s in rows]
         return Schedule.from_starts(problem, found)
     if published.is_name(str(file)):

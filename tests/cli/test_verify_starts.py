@@ -21,6 +21,7 @@ SHOP = "# job shop\n2 2\n0 3 1 2\n1 4 0 1\n"
         (("start,note,job,machine", "0,x,0,0", "4,,0,1", "0,,1,1", "4,,1,0"), 0, "makespan 6"),
         (("job,machine,start", "0,m0,0", "0,m1,3", "1,m1,0", "1,m0,4"), 1, "overlap"),
         (("job,machine,start", "0,m0,0"), 2, "s.csv: starts: operation(job 0, stage 1)"),
+        (("job,machine,start", "0,m0," + "9" * 5000), 2, "s.csv: starts[0][2]: expected"),
         (("job,machine,start", "0,m0,x"), 2, 's.csv: starts[0][2]: expected an integer'),
         (("job,machine", "0,m0"), 2, 's.csv:1: column "start" is missing'),
         (("job,machine,start", "0,9,1"), 2, "s.csv: starts[0]: no machine 9"),
