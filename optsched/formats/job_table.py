@@ -246,7 +246,7 @@ def job_array(given: Any, time_unit: str = "", tick: str = "", **options: Any) -
                 if (j, v) in cells.setdefault(field, {}):
                     raise InputError(f"{table.places[r]}: a second value of {field}, stage {v}")
                 cells[field][j, v] = value
-    fields = _filled(cells, list(jobs))
+    fields = _filled(cells, list(jobs), not is_long)
     fields["names"] = list(jobs)
     for key in (key for key in per_job if key in table.plain):
         fields[key] = table.per_job(key, jobs, FIELDS[key].default)
@@ -283,9 +283,12 @@ def _row(table: _Table, r: int) -> list[tuple[str, int, int]]:
 
 
 def _filled(
-    cells: Mapping[str, Mapping[tuple[int, int], int]], names: Sequence[str]
+    cells: Mapping[str, Mapping[tuple[int, int], int]], names: Sequence[str], wide: bool
 ) -> dict[str, Any]:
-    """Tables of an array; a missing value is 0, refused for blocks that every job has."""
+    """Tables of an array; a missing value is 0, refused for blocks that every job has.
+
+    In a `wide` table (a row per job) a missing column of a stage is refused too.
+    """
     stages = 1 + max((v for _, v in cells["forward"]), default=0)
     fields: dict[str, Any] = {}
     for field, found in cells.items():
@@ -300,6 +303,8 @@ def _filled(
         if field in ("forward", "backward", "weight"):
             for j, v in (at for at in every if at not in found):
                 raise InputError(f"job {format_value(names[j])}: {field} of stage {v} is missing")
+        if empty := {*range(width)} - {v for _, v in found} if wide else ():
+            raise InputError(f"column {field}_{min(empty)} is missing: other stages have theirs")
         fields[field] = [[found.get((j, v), 0) for v in range(width)] for j in range(len(names))]
     return fields
 

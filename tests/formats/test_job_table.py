@@ -187,3 +187,12 @@ def test_refusals_of_files_and_shops(tmp_path: Path) -> None:
         JobShop.from_table(STEPS, release=[1, 1])
     with pytest.raises(InputError, match='job "7": two rows have the same step'):
         JobShop.from_table([{**row, "step": 1} for row in STEPS])
+
+
+def test_a_stage_without_its_column_is_refused() -> None:
+    """Bytes or lags of one stage are not taken as 0 because a column was forgotten."""
+    row = {"job": "a", "forward_0": 1, "forward_1": 1, "backward_0": 2, "backward_1": 2}
+    for field in ("activation", "switch"):
+        with pytest.raises(InputError, match=f"column {field}_1 is missing"):
+            JobArray.from_table([{**row, f"{field}_0": 5}], "us")
+    assert JobArray.from_table([{**row, "lag_forward_0": 5}], "us").lag_forward.tolist() == [[5]]
