@@ -95,10 +95,13 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.seconds:
         print(f"{seconds(TIMINGS[options.seconds]()):.6f}")
         return 0
+    if options.rounds < 1:
+        parser.error(f"--rounds: expected at least 1, got {options.rounds}")
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         git = ["git", "-C", str(ROOT), "worktree"]
-        subprocess.run([*git, "add", "-q", "--detach", str(base), options.base], check=True)
+        if subprocess.run([*git, "add", "-q", "--detach", str(base), options.base]).returncode:
+            parser.error(f"--base: git cannot check out {options.base!r}")
         try:
             return compare(base, options.only, options.rounds, options.limit)
         finally:

@@ -44,6 +44,14 @@ def test_one_slow_measurement_is_repeated(
     assert "2.00" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [["--rounds", "0"], ["--base", "no such commit"]])
+def test_wrong_arguments(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """They are named, without a traceback."""
+    with pytest.raises(SystemExit, match="2"):
+        regression.main(words)
+    assert f"{words[0]}: " in capsys.readouterr().err
+
+
 def test_a_process_prints_its_seconds() -> None:
     """With the library of this checkout."""
     found = regression.run(ROOT, "quotas")
