@@ -4,7 +4,7 @@ __version__ = "0.1.0"
 
 _LIBRARIES = (
     "numpy", "msgspec", "numba", "ortools", "typer", "joblib", "torch", "safetensors",
-    "transformers", "peft", "matplotlib", "optuna", "fastapi", "dask",
+    "transformers", "peft", "scikit-learn", "matplotlib", "pandas", "optuna", "fastapi", "dask",
 )  # fmt: skip
 
 
