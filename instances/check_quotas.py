@@ -72,6 +72,8 @@ def check_quota(plan, given):
     rows, budget = options_of(plan)
     nodes = {node["name"]: node for node in plan["nodes"]}
     costs, used = [], dict.fromkeys(nodes, 0)
+    if extra := given.keys() - {job["name"] for job in plan["jobs"]}:
+        raise ValueError(f"job {min(extra)} may not have GPUs: the plan lacks it")
     for job, row in zip(plan["jobs"], rows, strict=True):
         here = given.get(job["name"], {})
         kinds = {nodes[n].get("type", "") for n in here} or {""}

@@ -283,7 +283,7 @@ def test_altered_rows_are_rejected(column: str, text: str) -> None:
         ("sum-20", {"j0": {"n0": 9}}), ("single-12", {"j1": {"n0": 1, "n1": 1}}),
         ("two-types-12", {"j11": {"n0": 1, "n1": 1}}), ("max-min-30", {"j0": {}}),
         ("proportional-40", {"j0": {"n0": 1}}), ("sum-20", {"j0": {"n0": -1}}),
-        ("whole-12", {"j1": {"n0": 2, "n1": 2}}),
+        ("whole-12", {"j1": {"n0": 2, "n1": 2}}), ("sum-20", {"j99": {"n0": 1}}),
     ],
 )  # fmt: skip
 def test_altered_quotas_are_rejected(name: str, change: dict[str, dict[str, int]]) -> None:
