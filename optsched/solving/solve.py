@@ -19,7 +19,7 @@ from optsched.solving.limits import Limits, default_workers
 from optsched.solving.monitor import Monitor
 from optsched.solving.progress import LOGGER
 from optsched.solving.result import Result
-from optsched.solving.solver import Solver, runs_inline, solvers, support
+from optsched.solving.solver import Solver, runs_inline, solvers, support, support_by_name
 from optsched.solving.solver import solver as find_solver
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def _engine(solver: str | Solver, problem: Problem) -> Solver:
     supported = support(engine, problem)
     if supported:
         return engine
-    able = [name for name in solvers(kind) if support(find_solver(name, kind), problem)]
+    able = [name for name in solvers(kind) if support_by_name(name, problem)]
     others = f"; these do: {', '.join(able)}" if able else "; no installed solver does"
     reason = supported.reason or "refused"
     raise UnsupportedProblem(f"{engine.name} does not solve this problem: {reason}{others}")

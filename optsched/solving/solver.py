@@ -82,13 +82,7 @@ def support(engine: Solver, problem: Problem) -> Support:
 
 
 def support_by_name(name: str, problem: Problem) -> Support:
-    """`support` of the solver of this name for the problem's kind.
-
-    Raises
-    ------
-    InputError
-        No kind of problem has a solver of this name.
-    """
+    """`support` of the solver of this name for the problem's kind; `InputError` if none has it."""
     try:
         return support(solver(name, problem.problem_kind), problem)
     except UnsupportedProblem as error:
@@ -135,11 +129,15 @@ def solver(name: str, kind: str = "jobshop") -> Solver:
     InputError
         Unknown name; the message lists the installed solvers.
     UnsupportedProblem
-        It solves other kinds of problems.
+        It solves other kinds of problems, or its package is broken.
     """
     points = _entry_points(kind)
     if name in points:
-        found: Solver = points[name].load()()
+        try:
+            found: Solver = points[name].load()()
+        except Exception as error:
+            what = f"solver {name}: its entry point {points[name].value} cannot be loaded"
+            raise UnsupportedProblem(f"{what} ({type(error).__name__}: {error})") from error
         return found
     elsewhere = [one for one in KINDS if name in _entry_points(one)]
     if elsewhere:

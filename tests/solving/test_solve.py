@@ -198,6 +198,21 @@ def test_a_solver_object() -> None:
     assert optsched.solve(TOY, Engine(lambda *_: None), time_limit=1).status == "unknown"
 
 
+def test_a_broken_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its solver alone fails, with the entry point; others still work and list it."""
+    from importlib.metadata import EntryPoint
+
+    from optsched.solving import solver
+
+    points = dict(solver._entry_points("jobshop"))
+    points["lost"] = EntryPoint("lost", "nomodule:X", "optsched.solvers.jobshop")
+    monkeypatch.setattr(solver, "_entry_points", lambda kind: points if kind == "jobshop" else {})
+    with pytest.raises(UnsupportedProblem, match=r"solver lost: its entry point nomodule:X cannot"):
+        optsched.solve(TOY, "lost")
+    assert "nomodule" in solver.support_by_name("lost", TOY).reason
+    assert optsched.solve(TOY, "dispatch").schedule is not None
+
+
 def lie(kind: str) -> Any:
     """A solver that claims something false."""
 
