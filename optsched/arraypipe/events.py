@@ -143,7 +143,8 @@ class Events:
         if self.ranks.is_first and done > self.evaluated.get(job, 0):
             self.evaluated[job] = done
             states, buffers = self.folder.read(job.title, done)
-            self._evaluate(job, done - 1, states, buffers, torch.device("cpu"))
+            value = self._evaluate(job, done - 1, states, buffers, torch.device("cpu"))
+            self.folder.mark_now(job.title, done, value, self.trainer.config.mode == "max")
 
     def _evaluate(
         self,

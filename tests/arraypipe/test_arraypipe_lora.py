@@ -11,6 +11,7 @@ from runs import array_trainer, run
 
 from optsched.arraypipe import Job, random_schedule, read_weights
 from optsched.arraypipe.train_alone import differences
+from optsched.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,10 +32,14 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def adapted(base: Path) -> Any:
+def adapted(base: Path, alpha: int = 8) -> Any:
     """The base with adapters."""
     settings = peft.LoraConfig(
-        r=2, lora_dropout=0.1, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"
+        r=2,
+        lora_alpha=alpha,
+        lora_dropout=0.1,
+        target_modules=["q_proj", "v_proj"],
+        task_type="CAUSAL_LM",
     )
     return peft.get_peft_model(transformers.LlamaForCausalLM.from_pretrained(base), settings)
 
@@ -82,6 +87,9 @@ def test_adapters_are_small_checkpoints(base: Path, tmp_path: Path) -> None:
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     frozen = {path.stat().st_ino: path.stat().st_size for path in files if "frozen" in path.name}
     assert len(frozen) == 2  # a file for each stage, linked from six checkpoints
+    other = array_trainer(lambda: adapted(base, alpha=32), batches(), stages=2, jobs=jobs_of())
+    with pytest.raises(InputError, match="adapter setting lora_alpha 8, the job has 32"):
+        run(other, ORDER, 4, checkpoint=tmp_path, resume=True)
     again = run(array, ORDER, 4, checkpoint=tmp_path, resume=True)
     for j in range(3):
         alone = array.train_alone(j, 4)

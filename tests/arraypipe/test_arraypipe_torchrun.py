@@ -63,6 +63,8 @@ def test_fit(folder: Path) -> None:
         assert {int(row["iteration"]) for row in mine if row["loss"]} == set(range(5))
         values = {int(row["iteration"]): row["value"] for row in mine if row["value"]}
         assert 4 in values
+        best, value = (folder / "fit" / f"job{j}" / "best").read_text().split()
+        assert values[int(best) - 1] == value and (folder / "fit" / f"job{j}" / best).is_dir()
         for iteration, value in values.items():
             model = model_alone(made.train_alone(j, iteration + 1))
             with torch.no_grad():

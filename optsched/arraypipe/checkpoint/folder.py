@@ -39,6 +39,7 @@ from optsched.arraypipe.checkpoint.states import (
     stage_state,
 )
 from optsched.arraypipe.checkpoint.weights import (
+    adapter_settings,
     open_weights,
     read_weights,
     write_configs,
@@ -180,6 +181,10 @@ class CheckpointFolder:
         """Note how good a job is after so many iterations; its lowest value is never removed."""
         self._submit(run, partial(self._mark, self.folder / run.title, done, float(value), highest))
 
+    def mark_now(self, title: str, done: int, value: float, highest: bool) -> None:
+        """Note a value on the first rank; the ranks that write remove what it replaces."""
+        self._mark(self.folder / title, done, float(value), highest, tidy=False)
+
     def finish(self, run: JobRun) -> None:
         """After the run: write the last iteration of a job if that is not done yet."""
         state = self.jobs[run.index]
@@ -287,12 +292,13 @@ class CheckpointFolder:
             shutil.copyfile(file, path)
         return checksum
 
-    def _mark(self, place: Path, done: int, value: float, highest: bool) -> None:
+    def _mark(self, place: Path, done: int, value: float, highest: bool, tidy: bool = True) -> None:
         best = _best(place)
         better = best is None or (value > best[1] if highest else value < best[1])
         if better and not math.isnan(value) and done in numbered(place):
             replace_file(place / "best", f"{done} {value!r}\n")
-            self._tidy(place)
+            if tidy:
+                self._tidy(place)
 
     def _tidy(self, place: Path) -> None:
         """Remove the checkpoints that are neither the best nor among the newest."""
@@ -319,6 +325,15 @@ class CheckpointFolder:
         weights = open_weights(place)
         check_same_model(run, weights, train["extra"].keys(), place)
         check_same(train["settings"], self.jobs[run.index].settings, "{}", place)
+        adapters: Any = getattr(run.model, "peft_config", None)
+        file = place / "adapter_config.json"
+        if isinstance(adapters, dict) and len(adapters) == 1 and file.exists():
+            (adapter,) = adapters.values()
+            before = adapter_settings(json.loads(read_text(file)))
+            now = adapter_settings(adapter.to_dict())
+            both = before.keys() & now.keys()  # another release of PEFT may have other settings
+            before, now = ({key: row[key] for key in sorted(both)} for row in (before, now))
+            check_same(before, now, "adapter setting {}", place)
         if train["cuts"] != [*self.cuts]:
             warnings.warn(
                 f"{place}: was written with stages cut at other modules; if the model draws random "

@@ -164,6 +164,15 @@ def write_configs(model: nn.Module, checkpoint: Path) -> None:
                 warnings.warn(f"{checkpoint}: {name} is not written ({text:.200})", stacklevel=2)
 
 
+def adapter_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers and switches of PEFT's settings of an adapter, such as ``lora_alpha``."""
+    return {
+        key: value
+        for key, value in config.items()
+        if isinstance(value, (bool, int, float)) and key != "inference_mode"
+    }
+
+
 def _write_adapter(model: nn.Module, checkpoint: Path, adapter: tuple[str, Any]) -> None:
     from peft import get_peft_model_state_dict
 
