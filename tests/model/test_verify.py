@@ -140,6 +140,14 @@ def test_an_instance_cannot_be_verified(graph: Schedule) -> None:
         verify(graph)
 
 
+def test_other_types_are_refused() -> None:
+    """The message names what was given."""
+    with pytest.raises(InputError, match="expected a Schedule, got 'a.schedule.json'"):
+        verify("a.schedule.json")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="problem: expected a JobShop, .* got 'a.txt'"):
+        verify(EXAMPLES["order"], problem="a.txt")  # type: ignore[arg-type]
+
+
 @given(spoilt(schedules()))
 def test_agrees_with_oracle(schedule: Schedule) -> None:
     """All violations but overlaps and deadlocks, with operations and amounts, no more, no fewer."""
