@@ -143,6 +143,12 @@ def _put(row: list[Any], k: int, value: Any) -> Any:
     return undo
 
 
+def run() -> int:
+    """Run the tests up to the first failure, and return the exit code of pytest."""
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    return int(pytest.main([*options, "--hypothesis-profile", "mutants", *TESTS]))
+
+
 def noticed(mutant: Mutant) -> bool:
     """Whether the tests of the verifier fail with a mutant, in a child process."""
     child = os.fork()
@@ -155,8 +161,7 @@ def noticed(mutant: Mutant) -> bool:
         os.dup2(null, 2)
         code = compile(ast.fix_missing_locations(mutant.tree), mutant.module, "exec")
         _replace(vars(importlib.import_module(mutant.module)), code)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        os._exit(int(pytest.main([*options, "--hypothesis-profile", "mutants", *TESTS])))
+        os._exit(run())
     except BaseException:
         os._exit(99)
 
@@ -178,7 +183,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="try every n-th mutant only")
     given = parser.parse_args()
     chosen = list(mutants())[:: given.every]
-    if noticed(chosen[0]._replace(tree=original(chosen[0].module))):
+    if run():  # in this process: the children inherit what it imports
         print("the tests fail without a fault too", file=sys.stderr)
         return 2
     alive = 0
