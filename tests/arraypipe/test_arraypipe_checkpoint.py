@@ -6,7 +6,10 @@ import os
 import shutil
 import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import runs
@@ -28,10 +31,6 @@ from optsched.arraypipe.checkpoint.files import numbered, train_files
 from optsched.arraypipe.checkpoint.folder import CheckpointFolder
 from optsched.arraypipe.checkpoint.weights import read_weights
 from optsched.arraypipe.train_alone import Trained, differences
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 JOBS = [
     Job(0, 8, adamw, name="first"),
@@ -433,6 +432,41 @@ def test_the_newest_and_the_best_stay(
     values.append(0.125)
     train(tmp_path, STEPS + 1, keep=1)
     assert numbered(tmp_path / "job0") == [STEPS + 1]
+
+
+@pytest.mark.parametrize("when", ["before the name goes", "after the mark"])
+def test_a_mark_while_another_rank_removes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """The best checkpoint that is named exists, or the one of before is named again."""
+    folder: Any = SimpleNamespace(keep=1)
+    for name in ("1", "2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / checkpoint_files.INDEX).touch()
+    marks = partial(CheckpointFolder._mark, folder, tmp_path, 1, 0.5, True, tidy=False)
+    if when == "before the name goes":
+        rename = Path.rename
+
+        def late(path: Path, target: Path) -> Path:
+            if path.name == "1":
+                monkeypatch.setattr(Path, "rename", rename)
+                marks()
+            return rename(path, target)
+
+        monkeypatch.setattr(Path, "rename", late)
+        CheckpointFolder._tidy(folder, tmp_path)
+        assert numbered(tmp_path) == [1, 2] and (tmp_path / "best").read_text() == "1 0.5\n"
+    else:
+        write = checkpoint.replace_file
+
+        def then_removed(path: Path, content: Any) -> None:
+            write(path, content)
+            assert (tmp_path / "best").read_text() == "1 0.5\n"
+            shutil.rmtree(tmp_path / "1")
+
+        monkeypatch.setattr(checkpoint, "replace_file", then_removed)
+        marks()
+        assert not (tmp_path / "best").exists()
 
 
 # kills

@@ -47,7 +47,7 @@ BAD = {
         "expected a waiting job, got 'c' (submit it",
     ),
     '{"do": "change", "submit": [{"name": "c", "gpus": 1}], "place": {"c": "n04:0"}}': (
-        "gpus",
+        "place.c",
         "GPU n04/0 is not free",
     ),
     '{"do": "change", "place": {"b": "n01:0"}}': ("place.b", "expected 2 GPUs, got 1"),

@@ -142,9 +142,9 @@ def test_an_instance_cannot_be_verified(graph: Schedule) -> None:
 
 def test_other_types_are_refused() -> None:
     """The message names what was given."""
-    with pytest.raises(InputError, match="expected a Schedule, got 'a.schedule.json'"):
+    with pytest.raises(InputError, match=r"expected a Schedule, got 'a\.schedule\.json'"):
         verify("a.schedule.json")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="problem: expected a JobShop, .* got 'a.txt'"):
+    with pytest.raises(InputError, match=r"problem: expected a JobShop, .* got 'a\.txt'"):
         verify(EXAMPLES["order"], problem="a.txt")  # type: ignore[arg-type]
 
 
@@ -304,6 +304,8 @@ def test_claims() -> None:
     assert facts(verify(replace(late, objective=below))) == {("objective", (), None, 1)}
     assert {v.kind for v in verify(replace(late, start=[0, 3], objective=below))} == {"overlap"}
     assert verify(replace(late, objective=Objective("mean_completion", 1))) == []
+    none = Objective("makespan", None, None, "infeasible")
+    assert facts(verify(replace(late, objective=none))) == {("objective", (), None, 0)}
     assert facts(verify(replace(late, objective=Objective("period", 8)))) == {
         ("objective", (), None, 0)
     }

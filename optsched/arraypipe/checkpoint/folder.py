@@ -297,6 +297,11 @@ class CheckpointFolder:
         better = best is None or (value > best[1] if highest else value < best[1])
         if better and not math.isnan(value) and done in numbered(place):
             replace_file(place / "best", f"{done} {value!r}\n")
+            if done not in numbered(place):  # another rank removed it meanwhile
+                if best is None:
+                    (place / "best").unlink()
+                else:
+                    replace_file(place / "best", f"{best[0]} {best[1]!r}\n")
             if tidy:
                 self._tidy(place)
 
@@ -306,7 +311,11 @@ class CheckpointFolder:
         for done in numbered(place)[: -self.keep]:
             if best is None or done != best[0]:  # its name goes at once
                 old = (place / str(done)).rename(place / f".tmp-old-{done}")
-                shutil.rmtree(old)
+                marked = (place / "best").exists() and read_text(place / "best").split()
+                if marked and marked[0] == str(done):  # by another rank meanwhile
+                    old.rename(place / str(done))
+                else:
+                    shutil.rmtree(old)
 
     def read(self, title: str, done: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the whole state dict in a checkpoint, and the buffers that it leaves out."""
