@@ -179,10 +179,10 @@ def run(
             print(f"{', '.join(claim.name for claim in of)}: needs --{absent[0]}")
             continue
         print(f"{', '.join(claim.name for claim in of)}: {command}", flush=True)
+        outputs.mkdir(parents=True, exist_ok=True)  # commands write there too
         begin = time.perf_counter()
         text, code = output(command, folders)
         seconds = time.perf_counter() - begin
-        outputs.mkdir(parents=True, exist_ok=True)
         (outputs / f"{of[0].name}.txt").write_text(text)
         for figures in tables():
             if not code and path == EVIDENCE and figures.claim in {claim.name for claim in of}:
