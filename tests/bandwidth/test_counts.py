@@ -103,6 +103,7 @@ def test_predictions_are_the_tables():  # type: ignore[no-untyped-def]
             expected = model.known(gpus)
             row = np.zeros((1, cluster.n_gpus), np.bool_)
             row[0, list(gpus)] = True
+            assert tables.value(gpus) == (-1 if expected is None else expected)
             if expected is None:
                 with pytest.raises(UnmeasuredPattern):
                     model.predict(row)

@@ -109,6 +109,10 @@ def test_measured_sets_keep_their_value() -> None:
     measured = MeasuredBandwidth(given, MeasurementTable((row,)))
     assert model.of([0, 1, 2, 16, 17]) == measured.of([0, 1, 2, 16, 17]) == row.value
     assert model.of([0, 1, 2, 8, 9]) == round(row.value / 0.7)
+    tables = model.tables()
+    assert tables is not None
+    for gpus in ((0, 1, 2, 16, 17), (0, 1, 2, 8, 9), (3, 4)):
+        assert tables.value(gpus) == model.of(gpus)
     assert model.network(np.array([[3, 2]]))[0] == model.observations.known[3, 2]
 
 

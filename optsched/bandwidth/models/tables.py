@@ -12,6 +12,7 @@ import numpy as np
 from optsched.bandwidth.models.patterns import automaton
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET, subset_sizes
 from optsched.bandwidth.topology.rates import MOST, NO_LIMIT
+from optsched.bandwidth.topology.state import host_counts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,6 +118,30 @@ class CountTables:
     def sha256(self) -> str:
         """Hash of all numbers, 64 hexadecimal digits."""
         return hashlib.sha256(b"".join(array.tobytes() for array in self.arrays)).hexdigest()
+
+    def value(self, gpus: tuple[int, ...]) -> int:
+        """Return B(S) of one set by global numbers, -1 if it is not measured.
+
+        A fifth of the time of the model's `of_sets`: a scheduler evaluates one new job at a time.
+        """
+        step, values, width = self.arrays.step, self.arrays.values, self._width
+        state, least = 0, NO_LIMIT
+        counts, parts = host_counts(self.cluster, gpus)
+        for host, count in counts.items():
+            state = int(step[state * width + count])
+            least = min(least, int(values[self._within[host] + parts[host]]))
+        found = min(int(self.network[state]), least)
+        levels = self.cluster.network_levels
+        if found > 0 and len(counts) > 1 and levels.matter:
+            row = np.zeros((1, self.cluster.n_hosts), np.int64)
+            row[0, list(counts)] = list(counts.values())
+            value, n, hosts = (np.array([number]) for number in (found, len(gpus), len(counts)))
+            found = int(levels.limited(value, n, hosts, levels.lowest(row))[0])
+        return found
+
+    @cached_property
+    def _width(self) -> int:
+        return int(self.arrays.size["width"][0])
 
     @cached_property
     def _within(self) -> list[int]:

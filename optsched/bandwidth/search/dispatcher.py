@@ -446,7 +446,11 @@ class Dispatcher:
         alone = self._alone
         sets = [job.gpus for job in state.jobs
                 if job.gpus not in alone and needs_bandwidth(job, self.traffic)]  # fmt: skip
-        if sets:
+        if sets and self._tables is not None:
+            for gpus in sets:
+                reached = self._tables.value(gpus)
+                alone[gpus] = self.model.of(gpus) if reached < 0 else reached  # refuses
+        elif sets:
             alone.update(zip(sets, self.model.of_sets(sets), strict=True))
         return [demand_of(job, alone, self.traffic, self.seed) for job in state.jobs]
 
