@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,11 +110,6 @@ def test_measured_sets_keep_their_value() -> None:
     measured = MeasuredBandwidth(given, MeasurementTable((row,)))
     assert model.of([0, 1, 2, 16, 17]) == measured.of([0, 1, 2, 16, 17]) == row.value
     assert model.of([0, 1, 2, 8, 9]) == round(row.value / 0.7)
-    tables = model.tables()
-    assert tables is not None
-    for gpus in ((0, 1, 2, 16, 17), (0, 1, 2, 8, 9), (3, 4)):
-        assert tables.value(gpus) == model.of(gpus)
-    assert model.network(np.array([[3, 2]]))[0] == model.observations.known[3, 2]
 
 
 def test_documents_and_updates(tmp_path: Path) -> None:
@@ -159,3 +155,14 @@ def test_plans_cross_levels_without_a_factor() -> None:
         assert level is None or len({domain[host][level] for host, _ in run}) == 1
     hosts = {"n00": (0,), "n09": (0,)}
     assert all(len({domain[h][0] for h, _ in run}) == 2 for run in plan.runs[9:]), hosts
+
+
+def test_tables_limit_by_levels() -> None:
+    """One set by the tables of a cluster has the value of the model, across every level."""
+    hosts = tuple(Host(f"n{h}", KIND.name, (f"r{h // 4}", f"l{h // 2}")) for h in range(6))
+    model = BottleneckBandwidth(Cluster(hosts, (KIND,), ("rack", "leaf"), factors={"leaf": 0.7}))
+    tables, random = model.tables(), Random(0)
+    assert tables is not None
+    for _ in range(200):
+        gpus = tuple(sorted(random.sample(range(48), random.randint(1, 20))))
+        assert tables.value(gpus) == model.of(gpus)
