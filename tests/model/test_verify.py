@@ -140,6 +140,13 @@ def test_an_instance_cannot_be_verified(graph: Schedule) -> None:
         verify(graph)
 
 
+def test_repeated_entries_count() -> None:
+    """The amount is by how many entries an operation is in a sequence too often."""
+    for order, extra in (([0, 1, 1], 1), ([0, 1, 1, 1], 2)):
+        found = verify(single([4, 4], [0, 4], order))
+        assert ("sequence", (1,), 0, extra) in facts(found)
+
+
 def test_other_types_are_refused() -> None:
     """The message names what was given."""
     with pytest.raises(InputError, match=r"expected a Schedule, got 'a\.schedule\.json'"):

@@ -181,6 +181,13 @@ def test_messages(mutation: str) -> None:
     assert MESSAGES[mutation] in [v.message for v in verify(MUTATIONS[mutation][0])]
 
 
+def test_balance_of_a_byte() -> None:
+    """A byte that is kept is gained, one that was never taken is lost."""
+    for freed, text in ((9, "gpu1 gains 1 byte a cycle: "), (11, "gpu1 loses 1 byte a cycle: ")):
+        (found,) = [v for v in verify(with_column("free", 6, freed)) if v.kind == "balance"]
+        assert found.message.startswith(text) and found.amount == 1
+
+
 def circle(duration: list[int], start: list[int], period: int) -> Schedule:
     """Operations on one resource that repeat."""
     n = len(duration)

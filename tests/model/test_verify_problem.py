@@ -60,6 +60,10 @@ def test_answers_without_orders_solve_their_problems() -> None:
         wrong = found.with_orders(found.sequences, found.start, claim)  # type: ignore[arg-type]
         (one,) = verify(wrong, problem)
         assert (one.kind, one.amount) == ("objective", 1), problem.name
+        claim = Objective(problem.objective_name, None, value + 3)
+        wrong = found.with_orders(found.sequences, found.start, claim)  # type: ignore[arg-type]
+        (one,) = verify(wrong, problem)
+        assert (one.kind, one.amount) == ("objective", 3), problem.name
         claim = Objective("beauty", value, None, "feasible")
         wrong = found.with_orders(found.sequences, found.start, claim)  # type: ignore[arg-type]
         assert [v.kind for v in verify(wrong, problem)] == ["objective"], problem.name
