@@ -37,7 +37,7 @@ OTHERS = [
     ("elastic", {}), ("elastic", {"order": "sjf"}),
     ("elastic", {"order": "srtf", "clairvoyant": True, "preempt": "order"}), ("entropy", {}),
     ("time_to_target", {}), ("allocation", {}), ("allocation", {"objective": "goodput"}),
-    ("sia", {}), ("lucid", {}), ("priority", {}), ("fair_share", {}),
+    ("sia", {}), ("lucid", {}), ("priority", {}), ("fair_share", {"variant": "code"}),
 ]  # fmt: skip
 """Simulated once, and only all Philly jobs."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -20,7 +21,7 @@ from optsched.errors import InputError
 from optsched.formats.registry import Reader, Source, looks_like, readers
 from optsched.io.csv_rows import csv_records, csv_text
 from optsched.io.files import read_text, write_atomic
-from optsched.io.strict_json import MAX_INTEGER, decode, parse, without_collector
+from optsched.io.strict_json import MAX_INTEGER, decode, parse, shortened, without_collector
 from optsched.io.values import MAX_NAME, one_of
 
 if TYPE_CHECKING:
@@ -36,7 +37,9 @@ _MEMORY = re.compile(r"(?:^|,)mem=([0-9]{1,15}(?:\.[0-9]{1,9})?)([KMGTP]?)(?=,|$
 _SWF = re.compile(r"\s*(;.*|(-?[0-9.]+\s+){17}-?[0-9.]+\s*)")
 _BY_GPU: Final = {"cpus": "cpus_per_gpu", "memory_gb": "memory_per_gpu_gb"}
 _MIB: Final = {unit: Decimal(1024) ** (k - 1) for k, unit in enumerate("KMGTP")} | {"": 1}
+_LIMITS: Final = "QOS", "Reservation", "Constraints"
 _UNKNOWN: Final = ("", "-1", "None", "Unknown", "N/A", "nan", "null", "(null)", "INVALID")
+_NONE: Final = {*_UNKNOWN, "normal"}
 
 
 class Run(NamedTuple):
@@ -323,6 +326,7 @@ _SACCT = _Columns(
 
 def _sacct(source: Source) -> Iterator[Run]:
     """Yield runs of Slurm; steps (``17.batch``) are skipped, parts (``17+1``) run in parallel."""
+    limits = set[str]()
     for place, cells in csv_records(source.text, source.file, (), _SACCT.needed, "|"):
         if "." in cells["JobID"]:
             continue
@@ -331,6 +335,8 @@ def _sacct(source: Source) -> Iterator[Run]:
             what = "the column is missing (sacct -P -o ...,AllocTRES)"
             raise InputError(f"{place}: AllocTRES: {what}")
         found = _TRES.findall(cells[key])
+        limits |= {f"{name} {cells[name]}" for name in _LIMITS if cells.get(name, "") not in _NONE}
+        limits |= {*re.findall(r"license/[^=,]+", cells[key])}
         for kind in filter(_MIG.search, (kind for kind, _ in found)):
             raise InputError(
                 f"{place}: {key}: gres/gpu:{kind:.40} is a part of a GPU (MIG), traces hold whole "
@@ -348,6 +354,9 @@ def _sacct(source: Source) -> Iterator[Run]:
             cpus=Decimal(cpus[1] if cpus else 0),
             memory_gb=Decimal(memory[1]) * _MIB[memory[2]] / 1024 if memory else Decimal(0),
         )  # fmt: skip
+    if limits:
+        what = "not modeled, jobs may start earlier than in Slurm; leave them out or set max_slots"
+        warnings.warn(f"{source.file}: {shortened(sorted(limits))}: {what}", stacklevel=2)
 
 
 def _swf(source: Source) -> Iterator[Run]:

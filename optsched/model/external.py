@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 
 def from_starts(problem: Problem, starts: Any, period: int | None = None) -> Schedule:
     """See `Schedule.from_starts`."""
-    graph = _graph(problem)
-    operations = _Operations(graph)
+    operations = _Operations(graph := _graph(problem))
     if not isinstance(starts, Mapping) and hasattr(starts, "columns"):  # a data frame
-        starts = _rows(starts)
-    if _are_rows(graph, starts):
+        starts = _by_machine(operations, _rows(starts), (".job", ".machine", ".start"))
+    elif _are_rows(graph, starts):
         starts = _by_machine(operations, starts)
     start = int_array("starts", operations.values("starts", starts))
     provenance = _provenance(problem)
@@ -185,16 +184,17 @@ def _rows(frame: Any) -> list[tuple[Any, ...]]:
     names = ("job", "machine" if "machine" in frame.columns else "resource", "start")
     if missing := [name for name in names if name not in frame.columns]:
         raise InputError(f"starts: column {missing[0]} is missing; needed: job, machine, start")
-    return list(zip(*(frame[name] for name in names), strict=True))
+    start = [int(n) if isinstance(n, float) and n.is_integer() else n for n in frame["start"]]
+    return list(zip(frame[names[0]], frame[names[1]], start, strict=True))
 
 
-def _by_machine(operations: _Operations, rows: Sequence[Any]) -> dict[int, int]:
+def _by_machine(operations: _Operations, rows: Any, at: Any = ("", "", "[2]")) -> dict[int, int]:
     """Starts by index; operations of a job on one machine are matched in their fixed order."""
-    given = [(integer(f"starts[{k}][2]", row[2]), k) for k, row in enumerate(rows)]
+    given = [(integer(f"starts[{k}]{at[2]}", row[2]), k) for k, row in enumerate(rows)]
     found: dict[int, int] = {}
     for start, k in sorted(given):
-        r = _machine(operations.graph, f"starts[{k}]", rows[k][1])
-        i = operations.next(f"starts[{k}]", rows[k][0], r)
+        r = _machine(operations.graph, f"starts[{k}]{at[1]}", rows[k][1])
+        i = operations.next(f"starts[{k}]{at[0]}", rows[k][0], r)
         if found.setdefault(i, start) != start:  # it holds several machines
             what = describe(operations.graph, i)
             raise InputError(f"starts[{k}]: {what} starts at {found[i]}, not {start}")

@@ -87,7 +87,7 @@ def order_arrays(
             share = max(_LEAST, (end - time.perf_counter()) * min(1, 2 / left))
             found = solve(array, time_limit=share, stop=Gap(GOOD)).schedule
             if found is None:
-                raise Infeasible(f"{name}: no order found in {share:.3g} s; give more time")
+                raise Infeasible(f"jobs[{name!r:.60}]: no order in {share:.3g} s; give more time")
             orders[key] = schedule = found
         period, size = schedule.period or 1, len(one.gpus)
         made.append((PlannedArray(

@@ -172,7 +172,8 @@ def alternatives(
     while len(plans) < k:
         found = cheapest(counts, model, job, earlier, seconds)
         if found.bound == math.inf and not plans:
-            raise Infeasible(f"no evictions and moves of jobs with costs make space for {job.name}")
+            what = "no evictions and moves of jobs with costs make space for"
+            raise Infeasible(f"request: {what} {job.name}")
         if found.chosen is None or found.assigned is None:
             break
         names = [one.name for one in counts.jobs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,7 +38,6 @@ class _SlurmJob(msgspec.Struct):
     job_state: str | list[str] = ""
     account: str | None = None
     priority: _Amount = None
-    state_reason: str | None = None
     submit_time: _Amount = None
     start_time: _Amount = None
     time_limit: _Amount = None
@@ -49,10 +48,6 @@ class _SlurmJob(msgspec.Struct):
     partition: str | None = None
     minimum_switches: _Amount = None  # until data parser 0.0.40
     required_switches: _Amount = None
-
-
-_BLOCKED = re.compile("JobHeld|Dependency|BeginTime|BadConstraints|Partition(Down|Inactive)")
-"""Reasons for which a pending job of Slurm cannot start, whatever is free."""
 
 
 class _SlurmJobs(msgspec.Struct):
@@ -66,7 +61,8 @@ def from_slurm(
     """Read a snapshot from ``scontrol show node -d`` and ``squeue --json``.
 
     Pending jobs with GPUs are the requests, except those that are held, depend on others or on a
-    time, or request GPUs or a partition that the cluster has not. Accounts are the groups, time
+    time, or request GPUs or a partition that the cluster has not. Warnings name jobs with
+    reservations, licenses, features or a QOS, which are not modeled. Accounts are the groups, time
     limits the expected durations. The GPUs of a job on one node stay together; ``--switches=1`` is
     the lowest level. Jobs can be neither evicted nor moved until costs are given.
 
@@ -88,12 +84,13 @@ def from_slurm(
     given = decode(tree, _SlurmJobs, "squeue").jobs
     urgency = sorted({_number(job.priority, 0) for job in given}, reverse=True)
     types, found = slurm_state.host_types(cluster, nodes_text), []
+    waiting = slurm_state.Waiting(tree)
     for job in given:
         name, pending = str(job.job_id), "PENDING" in job.job_state
         gpus = held.get(name, slurm_state.requested_gpus(job.tres_req_str or "") if pending else 0)
         tres = f"{job.tres_req_str},{job.tres_per_job},{job.tres_per_node}"
         kinds = slurm_state.requested_types(types, tres, job.partition or "")
-        if gpus == 0 or (pending and (not kinds or _BLOCKED.match(job.state_reason or ""))):
+        if gpus == 0 or (pending and not (kinds and waiting.can_start(job.job_id))):
             continue
         switches = _number(job.required_switches, 0) or _number(job.minimum_switches, 0)
         nodes = max(1, _number(job.node_count, 1))
@@ -101,13 +98,22 @@ def from_slurm(
         elapsed = 0 if pending else max(0, now - _number(job.start_time, now))
         found.append(PlanJob(
             name=name, gpus=gpus, pod=1 if gpus % nodes else gpus // nodes,
-            type=next(iter(kinds)) if pending and len(kinds) == 1 < len(cluster.types) else None,
+            type=_type(f"squeue: job {name}", kinds, cluster) if pending else None,
             level=cluster.levels[-1] if pending and switches == 1 and cluster.levels else None,
             priority=urgency.index(_number(job.priority, 0)), group=job.account or "",
             submit=_number(job.submit_time, 0), elapsed=elapsed,
             time_left=max(1, limit - elapsed),
         ))  # fmt: skip
+    waiting.warn()
     return ClusterSnapshot(state, tuple(found), quotas or {}, now)
+
+
+def _type(place: str, kinds: set[str], cluster: Cluster) -> str | None:
+    """Type of a request for hosts of these types: one of several types is not modeled."""
+    if 1 < len(kinds) < len(cluster.types):
+        text = "type: a plan takes any hosts, not only those of the types"
+        warnings.warn(f"{place}: {text} {', '.join(sorted(kinds))}: name one", stacklevel=3)
+    return next(iter(kinds)) if len(kinds) == 1 < len(cluster.types) else None
 
 
 def _number(given: _Amount, default: int) -> int:
@@ -142,13 +148,12 @@ def from_kubernetes(
     """
     tree = parsed(objects, "kubectl")
     state = ClusterState.from_kubernetes(cluster, tree)
-    rows: list[tuple[str, int, int, str | None]]
-    rows = [(job.name, len(job.gpus), 1, None) for job in state.jobs]
+    rows: list[Any] = [(job.name, len(job.gpus), 1, None) for job in state.jobs]
     held = {job.name for job in state.jobs}
     for name, (pods, kinds) in pending_gangs(cluster, tree["items"]).items():
         full = f"{name}+" if name in held else name  # more pods of a job that runs already
-        only = next(iter(kinds)) if len(kinds) == 1 < len(cluster.types) else None
-        rows.append((full, sum(pods), pods[0] if len({*pods}) == 1 else 1, only))
+        pod = pods[0] if len({*pods}) == 1 else 1
+        rows.append((full, sum(pods), pod, _type(f"kubectl: {name}", kinds, cluster)))
     jobs = [PlanJob(name=name, gpus=gpus, pod=pod, type=kind, group=name.partition("/")[0])
             for name, gpus, pod, kind in rows]  # fmt: skip
     return ClusterSnapshot(state, tuple(jobs), quotas or {}, now)

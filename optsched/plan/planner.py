@@ -256,7 +256,7 @@ class Planner:
         if not (cluster.counts(found.gpus) % pod).any():
             return found.gpus, found.value, found.standalone
         if cluster.rails:
-            raise Infeasible(f"{job.name}: no pods with equal local ids found")
+            raise Infeasible(f"jobs[{job.name!r:.60}].pod: no pods with equal local ids found")
         cells, choices = self.counts.cells(self.counts.level(job)), []
         for cell in {*cells}:
             fitting = [ids for h, ids in enumerate(whole) if cells[h] == cell

@@ -6,10 +6,12 @@ import logging
 import re
 import traceback
 from contextlib import nullcontext, suppress
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
+from optsched.bandwidth import Policy
 from optsched.errors import (
     Infeasible,
     InputError,
@@ -40,6 +42,11 @@ _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([\[{])|([\]}])', re.DOTALL)  # line
 _PLACE = re.compile(r"((?:[\w*-]+|\[[^\]]*\])(?:\.[\w*-]+|\[[^\]]*\])*(?:, \w+)*): ")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
 _GOT = re.compile(r"\bgot (.*?)(?: \(|; |$)|(?:unknown field|field) (\"[^\"]*\"|'[^']*')")
+
+_IN_BODY: Final = {"gang": "jobs", "gang.gpus": "jobs"} | {
+    f"{verb}{one.name}": f"policy.{one.name}" for one in fields(Policy) for verb in ("", "gang.")
+}
+"""Where a body has the arguments of a dispatcher."""
 
 
 class Fault(msgspec.Struct, kw_only=True):
@@ -99,11 +106,11 @@ def answer(name: str, data: bytes, limit: float) -> Reply:
 
     `limit` is the most seconds that a body may request, and those of a body without a number.
     """
-    fields = getattr(QUERIES[name].body, "__struct_fields__", ())
+    known = getattr(QUERIES[name].body, "__struct_fields__", ())
 
     def call(tree: Any) -> Any:
         for field, default in (("time_limit", 10.0), ("deadline", 1.0)):
-            if field in fields and isinstance(tree, dict):
+            if field in known and isinstance(tree, dict):
                 given = tree.setdefault(field, min(default, limit))
                 if type(given) in (int, float) and given > limit:
                     raise InputError(f"{field}: expected seconds <= {limit:g}, got {given!r:.60}")
@@ -148,6 +155,7 @@ def refused(error: Exception, data: bytes = b"", name: str | None = "") -> Reply
         places.append(match[1].split(", ")[0])
         left = left[match.end() :]
     field = ".".join(places).replace(".[", "[") or "body"
+    field = _IN_BODY.get(field, field)
     status = 409 if isinstance(error, Infeasible) else 400
     if not message.isprintable():  # names in a body may hold anything
         message = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in message)

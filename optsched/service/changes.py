@@ -87,8 +87,8 @@ class Present(Answer, kw_only=True):
 class Conflict(Refused):
     """A request for another version of the cluster, or an id or name that is used."""
 
-    def __init__(self, message: str, version: int) -> None:
-        super().__init__(409, message, version)
+    def __init__(self, message: str, value: Any) -> None:
+        super().__init__(409, message, value)
 
 
 class Decision:

@@ -195,7 +195,6 @@ def _result(answer: httpx.Response) -> dict[str, Any]:
     message, field, value = fault["message"], str(fault.get("field", "")), fault.get("value")
     if status == 500:
         raise InternalError(message)
-    is_conflict = field in ("version", "id", "name") and type(value) is int
-    if status == 409 and not is_conflict:
+    if status == 409 and field not in ("version", "id", "name"):
         raise Infeasible(message)
     raise Refused(message, field, value, status)

@@ -156,7 +156,7 @@ class LiveCluster(Known):
         digest = _digest(request)
         found = new.get(request.id) or self._answers.get(request.id)
         if found is not None and found[0] != digest:
-            raise Conflict(f"id: {request.id!r:.60} is of another request", self.status.version)
+            raise Conflict(f"id: {request.id!r:.60} is of another request", request.id)
         return found or (digest, None)
 
     def _rewrite(self) -> None:
@@ -258,7 +258,7 @@ class Live:
             if (found := self.clusters.get(name)) is not None:
                 if (answer := found.known(request)[1]) is not None:
                     return answer
-                raise Conflict(f"name: there is a cluster {name!r} already", found.status.version)
+                raise Conflict(f"name: there is a cluster {name!r} already", name)
             if len(self.clusters) >= MOST_CLUSTERS:
                 raise InputError(f"name: there are {MOST_CLUSTERS} clusters already")
             path = self.folder / f"{name}{SUFFIX}"

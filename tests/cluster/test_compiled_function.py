@@ -183,6 +183,20 @@ def test_a_module_that_breaks_is_told(tmp_path, monkeypatch):
         get("breaks_at_once:X")
     with pytest.raises(InputError, match=r"cannot be made: .*missing 1 required"):
         get("needs_more:Needs")
+    (tmp_path / "wrong_options.py").write_text(
+        "class P:\n    name, clairvoyant, options = 'p', False, ('k',)\n"
+        "    def __init__(self, k=1):\n        if k != 1:\n            raise ValueError('k is 1')\n"
+        "    def decide(self, view): ...\n"
+        "class Q(P):\n    options = 5\n"
+        "class R(P):\n    def __init__(self, k=1): raise SystemExit(1)\nmade = P()\n"
+    )
+    for name, message in (
+        ("P:k=2", "cannot be made: ValueError: k is 1"), ("Q:k=1", "a tuple of names.*got 5"),
+        ("R:k=1", "cannot be made: SystemExit"), ("made:k=1", "options: .*no class"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            get(f"wrong_options:{name}")
+    assert get("wrong_options:P:k=1").name == "wrong_options:P:k=1"
 
 
 def test_rules_with_other_arguments_keep_their_machine_code():

@@ -172,3 +172,22 @@ def test_docs_divides_anew_whoever_is_left_out() -> None:
     )  # fmt: skip
     assert offers(state, "docs") == {"u": 0, "g0": 0, "g3": 8}
     assert started(fair_share(state, "docs")) == {"x", "y"}
+
+
+def test_code_starts_and_releases_the_same_tasks_for_ever() -> None:
+    """A group is excluded once its small task runs, and included again; ``docs`` settles."""
+    queue = "u7 u0 u1 u2 u1 u7 u3 u1 u0 u0 u4 u3 u7 u2 u1 u0 u2 u5"
+    rows = tuple(
+        Task(f"t{i}", 8 if i else 2, user, submitted=i, allocation={"a1": 8} if i == 1 else None)
+        for i, user in enumerate(queue.split())
+    )
+    for variant, expected in (
+        ("code", [({"t0"}, ("t1",)), ({"t1"}, ("t0",))] * 3),
+        ("docs", [({"t0"}, ())] + 5 * [(set(), ())]),
+    ):  # fmt: skip
+        state, changes = State((Agent("a0", 8), Agent("a1", 8)), rows), []
+        for _ in expected:
+            decision = fair_share(state, variant)  # type: ignore[arg-type]
+            changes.append((started(decision), decision.release))
+            state = apply(state, decision)
+        assert changes == expected, variant

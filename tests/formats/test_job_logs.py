@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import warnings
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from pathlib import Path
@@ -295,6 +296,23 @@ def test_notes(tmp_path: Path) -> None:
         "left out: 1 never started, 1 not ended, 1 without GPUs, 1 of 0 seconds (keep: 1 second)",
         "rounded up: 1 jobs with shares of GPUs, +33.3% GPU-time",
     ]
+
+
+def test_limits_of_slurm_are_named(tmp_path: Path) -> None:
+    """QOS, reservations and licenses are not modeled: a warning with field and value."""
+    head = "JobID|Submit|Start|End|Elapsed|QOS|Reservation|AllocTRES\n"
+    time = "2020-01-01T00:00:00|2020-01-01T00:00:00|2020-01-01T00:01:00|00:01:00"
+    for cells, warning in (
+        ("normal||gres/gpu=2", ""), ("high||gres/gpu=2", "QOS high"),
+        ("normal|maint|gres/gpu=2", "Reservation maint"),
+        ("normal||gres/gpu=2,license/matlab=1", "license/matlab"),
+    ):  # fmt: skip
+        (tmp_path / "log").write_text(f"{head}1|{time}|{cells}\n")
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            import_trace(tmp_path / "log", tmp_path / "t.csv")
+        texts = [str(one.message) for one in found]
+        assert len(texts) == bool(warning) and all(f"log: {warning}: not" in one for one in texts)
 
 
 ONE = [Sample("1", 50, 100, ((60, 9),))]

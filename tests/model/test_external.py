@@ -104,6 +104,14 @@ def test_frames_of_starts(names: list[str] | None) -> None:
         assert again.start is not None and again.start.tolist() == found.start.tolist()
     with pytest.raises(InputError, match=r"starts: column resource is missing"):
         Schedule.from_starts(array, frame[["job", "start"]])
+    for column, value in (("start", 0.5), ("start", float("nan")), ("job", "c"), ("resource", 99)):
+        wrong = frame.astype({"start": float} if column == "start" else object)
+        wrong.loc[wrong.index[2], column] = value
+        place = column.replace("resource", "machine")
+        with pytest.raises(InputError, match=rf"starts\[2\]\.{place}: "):
+            Schedule.from_starts(array, wrong)
+    with pytest.raises(InputError, match=r"starts: .* is missing"):
+        Schedule.from_starts(array, frame[1:])
 
 
 @given(schedules())

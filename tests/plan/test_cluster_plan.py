@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import re
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -438,6 +440,56 @@ def test_pods_keep_their_node_selector() -> None:
                "spec": {"containers": [limits], "nodeSelector": selector}}  # fmt: skip
         found = from_kubernetes(cluster, {"items": [*nodes, pod, other]})
         assert [job.type for job in found.waiting] == expected, selector
+
+
+def test_pods_of_one_job_on_several_types_of_hosts() -> None:
+    """All pods of a request have one type: the one that all selectors allow, else a warning."""
+    hosts = tuple(Host(f"n{i}", "abc"[i]) for i in range(3))
+    cluster = Cluster(hosts, tuple(HostType(name, 8) for name in "abc"))
+    nodes = [{"kind": "Node", "status": {"capacity": {"nvidia.com/gpu": "8"}},
+              "metadata": {"name": f"n{i}", "labels": {"gpu": "abc"[i], "ab": str(i < 2)}}}
+             for i in range(3)]  # fmt: skip
+    other = {"kind": "Pod", "metadata": {"name": "q", "namespace": "w"}}
+    limits = {"resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    for one, two, expected, warning in (
+        ({"gpu": "a"}, {"gpu": "b"}, [], r"v/j need hosts of several types \(a, b\)"),
+        ({"gpu": "a"}, {"ab": "True"}, ["a"], ""), ({"gpu": "a"}, {"gpu": "z"}, [], ""),
+        ({"ab": "True"}, {}, [None], "v/j: type: a plan takes any hosts, .* a, b: name one"),
+    ):  # fmt: skip
+        pods = [{"kind": "Pod", "spec": {"containers": [limits], "nodeSelector": selector},
+                 "metadata": {"name": name, "namespace": "v", "labels": {"job-name": "j"}}}
+                for name, selector in (("p", one), ("r", two))]  # fmt: skip
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            snapshot = from_kubernetes(cluster, {"items": [*nodes, *pods, other]})
+        assert [job.type for job in snapshot.waiting] == expected, (one, two)
+        texts = "; ".join(str(text.message) for text in found)
+        assert re.search(warning, texts) if warning else not texts, texts
+
+
+def test_what_plans_do_not_model_of_slurm_is_named() -> None:
+    """Limits, reservations, licenses, features, QOS and arrays of pending jobs: a warning each."""
+    facts: list[dict[str, Any]] = [
+        {"qos": "normal", "state_reason": "Priority"}, {"qos": "high"}, {"licenses": "matlab:2"},
+        {"resv_name": "maint"}, {"features": "ib"}, {"state_reason": "QOSMaxGRESPerUser"},
+        {"state_reason": "JobHeldUser", "qos": "low"}, {"array_task_string": "1-9"},
+    ]  # fmt: skip
+    jobs = [{"job_id": i, "job_state": ["PENDING"], "tres_req_str": "gres/gpu=4"} | one
+            for i, one in enumerate(facts)]  # fmt: skip
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        snapshot = from_slurm(
+            synthetic.cluster("nvswitch", 2), SLURM_NODES.replace("gpu:8(IDX:0-7)", "gpu:0"),
+            {"jobs": jobs}, now=0,
+        )  # fmt: skip
+    assert [job.name for job in snapshot.waiting] == ["0", "1", "2", "4", "7"]
+    texts = [str(one.message) for one in found]
+    for key, job in (("qos", "1 (high)"), ("licenses", "2 (matlab:2)"), ("resv_name", "3 (maint)"),
+                     ("features", "4 (ib)"), ("state_reason", "5 (QOSMaxGRESPerUser)"),
+                     ("array_task_string", "7 (1-9)")):  # fmt: skip
+        text = next(text for text in texts if text.startswith(f"squeue: {key}: "))
+        assert text.endswith(f": job {job}"), text
+    assert len(texts) == 6
 
 
 def test_command(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:

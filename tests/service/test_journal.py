@@ -164,6 +164,7 @@ class Machine(stateful.RuleBasedStateMachine):
         first, second, third = self.live.commit([request, other, stale])
         assert isinstance(first, bytes) and json.loads(first) == answer
         assert isinstance(second, Conflict) and "another request" in str(second)
+        assert second.value == request.id
         assert isinstance(third, Conflict) and third.value == self.version
         assert seen(self.live) == before
 

@@ -367,7 +367,7 @@ class Dispatcher:
         if found is None:
             raise Infeasible(
                 impossible(state, self.policy, k)
-                or f"no choice of {k} GPUs obeys the policy and has a known bandwidth"
+                or f"gpus: no choice of {k} GPUs obeys the policy and has a known bandwidth"
                 + ("" if self._tables is not None else ", of those that were tried")
             )
         return found

@@ -355,9 +355,9 @@ def requested_gpus(pod: Item, place: str) -> int:
 
 
 def pending_gangs(cluster: Cluster, items: Sequence[Any]) -> dict[str, tuple[list[int], set[str]]]:
-    """GPUs of pods without a node, and host types that their node selectors allow, by job.
+    """GPUs of pods without a node, and host types that all their node selectors allow, by job.
 
-    Jobs of which no pod can run on any node are left out.
+    Jobs with a pod that can run on no node are left out, and those that need several host types.
     """
     given = [decode(one, Item, f"kubectl: items[{i}]") for i, one in enumerate(items)]
     kinds = cluster.type_by_machine()
@@ -368,15 +368,24 @@ def pending_gangs(cluster: Cluster, items: Sequence[Any]) -> dict[str, tuple[lis
     def allowed(selector: frozenset[tuple[str, str]]) -> set[str]:
         return {kind for kind, own in labels if selector <= own}
 
-    found: dict[str, tuple[list[int], set[str]]] = defaultdict(lambda: ([], set()))
+    found: dict[str, tuple[list[int], list[set[str]]]] = defaultdict(lambda: ([], []))
     for i, pod in enumerate(given):
         if pod.kind != "Pod" or pod.spec.node_name or pod.status.phase not in ("", "Pending"):
             continue
         if gpus := requested_gpus(pod, f"kubectl: items[{i}]"):
             sizes, types = found[gang_name(pod)]
             sizes.append(gpus)
-            types |= allowed(frozenset(pod.spec.node_selector.items()))
-    return {name: gang for name, gang in found.items() if gang[1]}
+            types.append(allowed(frozenset(pod.spec.node_selector.items())))
+    gangs = {name: (sizes, set.intersection(*types)) for name, (sizes, types) in found.items()}
+    for name in [name for name, (_, types) in gangs.items() if not types]:
+        if all(types := found[name][1]):
+            warnings.warn(
+                f"kubectl: nodeSelector: the pods of {name} need hosts of several types "
+                f"({shortened(sorted(set.union(*types)))}), but a request has one: it is left out; "
+                "give the pods of each type a job of their own", stacklevel=3,
+            )  # fmt: skip
+        del gangs[name]
+    return gangs
 
 
 def gang_name(pod: Item) -> str:

@@ -46,6 +46,24 @@ _ENDED: Final = re.compile(
 """States of jobs that hold no GPU; what a suspended job keeps is in use on its node."""
 
 
+_HELD: Final = re.compile("JobHeld|Dependency|BeginTime|BadConstraints|Partition(Down|Inactive)")
+"""Reasons for which a pending job cannot start, whatever is free."""
+
+_LIMITS: Final = re.compile(
+    "Assoc|QOS|Max|Invalid|Licenses|Reserv|ReqNodeNotAvail|AccountNotAllowed|Partition.*Limit"
+)
+"""Reasons of limits that only Slurm knows."""
+
+_UNMODELED: Final = {
+    "state_reason": "limits of Slurm are not modeled: left out; remove the field to plan them",
+    "resv_name": "reservations are not modeled: left out; remove the field to plan them",
+    "licenses": "not modeled, these jobs may start later in Slurm",
+    "features": "not modeled, Slurm may need other nodes; use types of GPUs or partitions",
+    "qos": "limits and preemption of QOS are not modeled; give limits as quotas of accounts",
+    "array_task_string": "all these tasks count as one job; list them as jobs of their own",
+}
+"""What warnings say about fields of pending jobs."""
+
 _MOST_WARNINGS: Final = 8
 
 
@@ -64,6 +82,20 @@ class _Job(msgspec.Struct):
 
 class _Jobs(msgspec.Struct):
     jobs: list[_Job]
+
+
+class _Pending(msgspec.Struct):
+    job_id: int
+    state_reason: str | None = None
+    resv_name: str | None = None
+    licenses: str | None = None
+    features: str | None = None
+    qos: str | None = None
+    array_task_string: str | None = None
+
+
+class _Queue(msgspec.Struct):
+    jobs: list[_Pending]
 
 
 class _Gpus(NamedTuple):
@@ -177,6 +209,33 @@ def requested_types(types: dict[str, set[str]], tres: str, partitions: str) -> s
     if partitions and any(not name.startswith("gpu:") and name for name in types):
         allowed &= set().union(*(types.get(name, set()) for name in partitions.split(",")))
     return allowed
+
+
+class Waiting:
+    """Pending jobs with requirements that plans do not model."""
+
+    def __init__(self, tree: Any) -> None:
+        self.jobs = {job.job_id: job for job in decode(tree, _Queue, "squeue").jobs}
+        self.found: dict[str, list[str]] = defaultdict(list)
+
+    def can_start(self, job_id: int) -> bool:
+        """Whether free GPUs are all that a job needs; record what is not modeled."""
+        given = {key: getattr(self.jobs[job_id], key) or "" for key in _UNMODELED}
+        if _HELD.match(given["state_reason"]):
+            return False
+        if not _LIMITS.match(given["state_reason"]):
+            given["state_reason"] = ""
+        keys = [key for key, value in given.items() if value and (key, value) != ("qos", "normal")]
+        left_out = keys[:1] in (["state_reason"], ["resv_name"])
+        for key in keys[:1] if left_out else keys:
+            self.found[key].append(f"{job_id} ({given[key]:.40})")
+        return not left_out
+
+    def warn(self) -> None:
+        """Warn of every field with its jobs and values."""
+        for key, jobs in self.found.items():
+            text = f"squeue: {key}: {_UNMODELED[key]}: job {shortened(jobs)}"
+            warnings.warn(text, stacklevel=3)
 
 
 def _gpus(text: str, size: int, place: str) -> _Gpus:

@@ -191,10 +191,19 @@ class Scheduler:
 
 
 class FairShare(Scheduler):
-    """Slots are divided among groups; see `Scheduler` and `optsched.cluster.determined.Pool`."""
+    """Slots are divided among groups; see `Scheduler` and `optsched.cluster.determined.Pool`.
+
+    Determined's code can exclude a group as soon as its small task has started, release the task,
+    and include the group again, at every tick: ``synthetic(80, 1.5, gpus=16, groups=8,
+    sizes=dict.fromkeys((1, 2, 4, 8), 1))`` on two nodes of 8 has 7,736 preemptions with
+    ``variant="code"``, 19 with ``"docs"``. So ``"docs"`` is the default of the policy.
+    """
 
     name: ClassVar[str] = "fair_share"
     honours_max_slots: ClassVar[bool] = True
+
+    def __init__(self, *, variant: str = "docs", **others: Any) -> None:
+        super().__init__(variant=variant, **others)
 
     def scheduled(self, agents: Agents, tasks: Tasks) -> tuple[Outcome, Explain]:
         """The scheduler's decision, and a function that explains it."""

@@ -90,7 +90,7 @@ def _misfit(kind: Kind, agents: Agents, after: Agents) -> Reason | None:
     if not agents.idle().fits(kind):
         if kind.slots == 0:
             return Reason(Why.NEVER, "no agent that it may use has a zero-slot unit")
-        one = "on one agent" if kind.single_agent or len(sizes) == 1 else "of idle agents"
+        one = "on one agent" if kind.single_agent or len(sizes) == 1 else _whole(kind, agents)
         has = f"those it may use have {sizes.sum()} in all, at most {sizes.max(initial=0)} each"
         return Reason(Why.NEVER, f"{request} {one}, {has}")
     if after.fits(kind):
@@ -99,9 +99,17 @@ def _misfit(kind: Kind, agents: Agents, after: Agents) -> Reason | None:
         return Reason(Why.ROOM, "no zero-slot unit is free")
     if kind.slots > free.sum():
         return Reason(Why.ROOM, f"{request}, {free.sum()} are free")
-    where = "one agent" if kind.single_agent or kind.slots <= sizes.max() else "idle agents"
+    where = "on one agent"
+    if not kind.single_agent and kind.slots > sizes.max():
+        where = _whole(kind, agents)
     largest = f"{free.sum()} are free, at most {free.max()} on one"
-    return Reason(Why.GANG, f"{request} on {where}; {largest}")
+    return Reason(Why.GANG, f"{request} {where}; {largest}")
+
+
+def _whole(kind: Kind, agents: Agents) -> str:
+    """Which agents a task gets that no single agent can serve."""
+    alike = "" if agents.heterogeneous else f" of equal size that divides {kind.slots}"
+    return f"on wholly idle agents{alike}"
 
 
 def in_slots(count: int) -> str:

@@ -9,7 +9,7 @@ from importlib import import_module
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
-from optsched.errors import InputError
+from optsched.errors import InputError, OptschedError
 from optsched.io.values import did_you_mean, format_value
 
 if TYPE_CHECKING:
@@ -132,16 +132,26 @@ def get(name: str, **options: Any) -> Policy:
     label, (name, given) = name, _options(name)
     options |= given
     kind = _kind(name)
-    known = sorted(getattr(kind, "options", ()))
+    known = getattr(kind, "options", ())
+    if not isinstance(known, (tuple, list)) or not all(isinstance(key, str) for key in known):
+        what = f"expected a tuple of names as its `options`, got {format_value(known)}"
+        raise InputError(f"policy: {name!r:.60}: {what}")
     for key in options:
         if key not in known:
-            listed = ", ".join(known) or "none"
+            listed = ", ".join(sorted(known)) or "none"
             raise InputError(f"options: {name} has no option {key!r:.60}; it has: {listed}")
     if isinstance(kind, type):
         try:
             kind = kind(**options)
-        except TypeError as error:
-            raise InputError(f"policy: {name!r:.60} cannot be made: {error}") from error
+            if given:
+                kind.name = label
+        except OptschedError:
+            raise
+        except (Exception, SystemExit) as error:  # the class is the caller's
+            message = f"{type(error).__name__}: {error}"
+            raise InputError(f"policy: {name!r:.60} cannot be made: {message}") from error
+    elif options:
+        raise InputError(f"options: {name} is no class, it takes none; name its class")
     elif isinstance(kind, FunctionType):
         from optsched.cluster.world.compiled import compiled
 
@@ -149,8 +159,6 @@ def get(name: str, **options: Any) -> Policy:
     if not callable(getattr(kind, "decide", None)):
         raise InputError(f"policy: {name!r:.60} has no method `decide`, got {format_value(kind)}")
     policy: Policy = kind
-    if given:
-        policy.name = label
     return policy
 
 
@@ -186,7 +194,7 @@ def _from_module(name: str) -> Any:
     sys.path.insert(0, "")
     try:
         return getattr(import_module(module), attribute)
-    except Exception as error:  # the module is the caller's: whatever breaks in it
+    except (Exception, SystemExit) as error:  # the module is the caller's: whatever breaks in it
         message = f"{type(error).__name__}: {error}"
         raise InputError(f"policy: {name!r:.60} cannot be loaded: {message}") from error
     finally:
