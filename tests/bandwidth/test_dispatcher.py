@@ -76,7 +76,7 @@ def test_values_of_sets_are_those_of_the_model() -> None:
         model, rng = BottleneckBandwidth(cluster), random.Random(2)
         for _ in range(50):
             gpus = tuple(sorted(rng.sample(range(cluster.n_gpus), rng.randint(1, 20))))
-            assert model.of_sets([gpus]) == [model.of(gpus)]
+            assert model.tables().value(gpus) == model.of(gpus)
             state = ClusterState.idle(cluster).take(gpus, "a")
             held = [sum(cluster.host_of[list(gpus)] == h) for h in range(cluster.n_hosts)]
             assert state.held.tolist() == [held]
@@ -86,23 +86,6 @@ def test_values_of_sets_are_those_of_the_model() -> None:
             some = [g - cluster.first[1] for g in state.free if cluster.host_of[g] == 1]
             small = cluster.sizes[1] <= 16
             assert state.masks[1] == (sum(1 << int(i) for i in some) if small else len(some))
-
-
-def test_policies_beyond_tables() -> None:
-    """Domains, excluded hosts and numbers of hosts are kept; what cannot be had is infeasible."""
-    cluster = pods_of(20)
-    model = BottleneckBandwidth(cluster)
-    state = state_of(cluster, 0.7, 1, tenants=True)
-    for policy in (
-        Policy(required="pod"), Policy(exclude=("n0", "n1")), Policy(min_hosts=6),
-        Policy(balance="exact"), Policy(preferred="pod"),
-    ):  # fmt: skip
-        found = Dispatcher(cluster, model, policy=policy).answer(state, 12)
-        assert not policy.fault(state, found.gpus)
-    with pytest.raises(Infeasible, match="required"):
-        Dispatcher(cluster, model, policy=Policy(required="pod")).choose(state, 40)
-    with pytest.raises(InputError, match="deadline: expected seconds > 0"):
-        Dispatcher(cluster, model).choose(state, 2, 0)
 
 
 def two_types(other: str) -> tuple[Cluster, BottleneckBandwidth]:
@@ -130,6 +113,10 @@ def test_rules_that_leave_few_choices_beyond_tables() -> None:
                     found = dispatcher.answer(state, k, deadline)
                     assert not policy.fault(state, found.gpus), (policy, seed, k)
                     assert found.value <= found.upper_bound
+    with pytest.raises(Infeasible, match="required"):
+        Dispatcher(cluster, model, policy=Policy(required="pod")).choose(state, 40)
+    with pytest.raises(InputError, match="deadline: expected seconds > 0"):
+        dispatcher.choose(state, 2, 0)
 
 
 def test_one_host_of_many() -> None:

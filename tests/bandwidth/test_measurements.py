@@ -163,8 +163,8 @@ def test_what_was_not_measured_is_not_guessed() -> None:
     assert (low[0], high[0]) == (0, 300)
     tables = model.tables()
     assert tables is not None
-    assert tables.network[tables.automaton.state(np.array([3, 1]))] == UNMEASURED
-    assert tables.network[tables.automaton.state(np.array([2, 2]))] == 70
+    assert tables.network[tables.automaton.states(np.array([[3, 1]]))[0]] == UNMEASURED
+    assert tables.network[tables.automaton.states(np.array([[2, 2]]))[0]] == 70
 
 
 @pytest.mark.parametrize(

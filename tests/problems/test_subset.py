@@ -23,14 +23,12 @@ from optsched.bandwidth import (
     Host,
     HostType,
     IntraTable,
-    Job,
     MeasuredBandwidth,
     Measurement,
     MeasurementTable,
     Policy,
     synthetic,
 )
-from optsched.bandwidth.models.contention import demands, share
 from optsched.bandwidth.models.model import alone, unlimited
 from optsched.errors import Infeasible, InputError
 
@@ -219,15 +217,7 @@ def test_a_full_cluster_is_no_bad_input():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda c: ClusterState(c, (0, 1)), "30 GPUs are neither free, nor held by a job"),
-        (lambda c: ClusterState(c, (0, 0)), "GPU n0/0 is given twice"),
         (lambda c: ClusterState(c, (99,)), "free: expected an integer in 0..31, got 99"),
-        (
-            lambda c: ClusterState(c, tuple(range(32)), (Job("a", (3,)),)),
-            "GPU n0/3 is in two places: free and job 'a'",
-        ),
-        (lambda c: ClusterState.parse(c, "n0:8"), "expected ids in 0..7"),
-        (lambda c: ClusterState.parse(c, "n9"), "there is no host 'n9'"),
         (lambda c: ClusterState.parse(c, "n0:0-"), "expected ids such as 0-3,6"),
         (lambda c: ClusterState.parse(c, "n[0-3", {}), "expected a list of hosts"),
         (lambda c: ClusterState.parse(c, "n[0-3]", demands={"a": 1}), "demands: there is no job"),
@@ -355,23 +345,6 @@ def test_trays_beyond_tables():
         asked = optsched.GpuPlacement(state, BottleneckBandwidth(cluster), 4)
         chosen = asked.choice(optsched.solve(asked).schedule).gpus
         assert cluster.written(chosen) == "n01:40-43"
-
-
-def test_best_fill_without_tables():
-    """Models without tables are asked for the best subset of a host."""
-
-    class Bare(Fast):
-        def tables(self, which="value"):
-            """None."""
-            return
-
-    cluster = small()
-    state = problem().state
-    for chosen in ((0, 1, 8, 9), (0, 2, 16, 17), (2, 3, 10, 11)):
-        wanted = demands(Fast(cluster), state, "heavy")
-        assert share(Bare(cluster), state, chosen, wanted) == share(
-            Fast(cluster), state, chosen, wanted
-        )
 
 
 def test_mixed_measurements_are_told():

@@ -154,9 +154,7 @@ def plan_measurements(model: BottleneckBandwidth, budget: int) -> Plan:
 def subset_classes(kind: HostType) -> tuple[IntArray, ...]:
     """Classes of subsets, as masks, in which the GPUs have the same links within the subset.
 
-    A screen: measured values within a class spread by one or two per cent on some hosts and by a
-    third on others. Where no links are known, or a host has more than 16 GPUs, the lowest ids of
-    every size are a class. Classes by size, then by lowest mask.
+    Without links, or above 16 GPUs, the lowest ids of every size. By size, then by lowest mask.
     """
     n = kind.gpus
     if kind.links is None or n > MOST_BY_SUBSET:
@@ -228,8 +226,7 @@ class _Placement:
     def run(self, pattern: tuple[int, ...], level: int = 0) -> Run:
         """A run in one domain of the lowest level possible, or from level 1 on across the level.
 
-        Larger counts come first and take the host with the fastest subset of the size: what a host
-        holds back says nothing about the network. Empty if no domain has enough GPUs.
+        Larger counts take the host with the fastest subset, so that hosts hardly limit the network.
         """
         cluster, domain = self.cluster, self.cluster.network_levels.domain
         for number in (level,) if level else range(len(domain)):

@@ -137,11 +137,8 @@ class BottleneckBandwidth(CountModel):
         return found
 
     def _predicted(self, rows: IntArray, *, every: bool = False) -> dict[Which, IntArray]:
-        rates, line, (patterns, seen) = (
-            line_rate(self.cluster, rows),
-            self._line(rows),
-            self._points,
-        )
+        rates, line = line_rate(self.cluster, rows), self._line(rows)
+        patterns, seen = self._points
         middle, deviation = self._process.predict(*inputs(self.cluster, rows))
         middle += line
         low, high = (np.exp(middle + sign * QUANTILE * deviation) for sign in (-1, 1))

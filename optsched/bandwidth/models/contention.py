@@ -53,24 +53,12 @@ class Share(NamedTuple):
 
 
 def demands(
-    model: BandwidthModel,
-    state: ClusterState,
-    traffic: Traffic = "given",
-    seed: int = 0,
+    model: BandwidthModel, state: ClusterState, traffic: Traffic = "given", seed: int = 0
 ) -> tuple[int, ...]:
-    """Demand of every running job in kB/s.
+    """Demand of every running job in kB/s; what it is by default follows from B(S_j) of its GPUs.
 
-    Parameters
-    ----------
-    model
-        Gives B(S_j).
-    state
-        The jobs, and for ``"given"`` their demands; None there means B(S_j).
-    traffic
-        ``"idle"``: none; ``"moderate"``: a share of B(S_j) drawn from 25 to 75 % by seed and name
-        of the job; ``"heavy"``: B(S_j).
-    seed
-        Of ``"moderate"``.
+    `traffic`: ``"given"``: of the jobs, None is B(S_j); ``"idle"``: none; ``"moderate"``: a share
+    of B(S_j), 25 to 75 %, by `seed` and name of the job; ``"heavy"``: B(S_j).
     """
     check_traffic(traffic)
     unknown = [job.gpus for job in state.jobs if needs_bandwidth(job, traffic)]
@@ -123,10 +111,7 @@ class Shares(NamedTuple):
 
 
 def shares(
-    model: BandwidthModel,
-    state: ClusterState,
-    selection: Selection,
-    demand: Sequence[int],
+    model: BandwidthModel, state: ClusterState, selection: Selection, demand: Sequence[int]
 ) -> Shares:
     """Bandwidths of several choices beside the running jobs (BandPilot, 3.3, made exact).
 
@@ -134,18 +119,8 @@ def shares(
     joined, and its demand d_j is above 0. With each such job S forms a joint allocation: on every
     host of either as many GPUs as both have, counted as the first local ids. The least bandwidth C
     of these is divided in proportion to demands, S demanding B(S): it gets B(S) if all fit in C,
-    else the floor of ``B(S) * C / sum of demands``.
-
-    Parameters
-    ----------
-    model
-        Bandwidths.
-    state
-        The running jobs; whether the chosen GPUs are free is not checked.
-    selection
-        GPUs of every choice, booleans of shape (n, GPUs).
-    demand
-        kB/s of every job of the state.
+    else the floor of ``B(S) * C / sum of demands``. `selection`: booleans of shape (n, GPUs);
+    whether they are free is not checked. `demand`: kB/s of every job.
     """
     rows, cluster = model.checked(selection), model.cluster
     counts = np.add.reduceat(rows, cluster.first[:-1], axis=1, dtype=np.int64)
@@ -160,19 +135,11 @@ def shares(
     capacity[i, j] = values[len(rows) :]
     least = capacity.min(axis=1, initial=NO_LIMIT)
     others = meets @ demands_of
-    return Shares(divided(alone, least, others), alone, capacity, others)
-
-
-def divided(alone: IntArray, capacity: IntArray, others: IntArray) -> IntArray:
-    """Divide joint capacities in proportion to demands; -1 where a bandwidth is not measured.
-
-    All of shape (n,): bandwidths alone, least joint bandwidths, demands of jobs that interfere.
-    """
     value, total = alone.copy(), alone + others
-    tight = (alone >= 0) & (capacity >= 0) & (total > capacity)
-    value[tight] = alone[tight] * capacity[tight] // total[tight]
-    value[(alone < 0) | (capacity < 0)] = UNMEASURED
-    return value
+    tight = (alone >= 0) & (least >= 0) & (total > least)
+    value[tight] = alone[tight] * least[tight] // total[tight]
+    value[(alone < 0) | (least < 0)] = UNMEASURED
+    return Shares(value, alone, capacity, others)
 
 
 def interferes(state: ClusterState) -> npt.NDArray[np.bool_]:
@@ -185,18 +152,9 @@ def interferes(state: ClusterState) -> npt.NDArray[np.bool_]:
 
 
 def share(
-    model: BandwidthModel,
-    state: ClusterState,
-    chosen: Iterable[int],
-    demand: Sequence[int],
+    model: BandwidthModel, state: ClusterState, chosen: Iterable[int], demand: Sequence[int]
 ) -> Share:
-    """Bandwidth of one choice beside the running jobs, with what limits it; see `shares`.
-
-    Raises
-    ------
-    UnmeasuredPattern
-        The model does not know a set that this takes.
-    """
+    """Bandwidth of one choice beside the running jobs, or `UnmeasuredPattern`; see `shares`."""
     row = np.zeros((1, model.cluster.n_gpus), np.bool_)
     row[0, list(chosen)] = True
     found = shares(model, state, row, demand)

@@ -52,8 +52,7 @@ def assumptions(
 ) -> Iterator[str]:
     """List what is assumed of links and network cards that are unknown, a sentence each.
 
-    `measured` are types with runs on one host; `across`: runs across hosts are measured, so
-    that the network is known.
+    `measured`: types with runs on one host; `across`: whether runs across hosts are measured.
     """
     kinds = [(t, cluster.types[t]) for t in sorted(set(cluster.type_of))]
     for t, kind in kinds:
@@ -92,10 +91,8 @@ def intra_estimate(
 ) -> IntArray:
     """Bandwidths within a host of a type: its table, else fallbacks, corrected by some runs.
 
-    If neither links nor a run on one host are known, they are assumed to limit nothing: the
-    fallback is then more than the network gives, so that few hosts never look worse than many.
-    Subsets that were measured have their median, others the fallback times the median of measured /
-    fallback over subsets of the nearest size.
+    Unknown links limit nothing (few hosts never look worse than many). Measured subsets have their
+    median, others the fallback times the median of measured / fallback at the nearest size.
     """
     host_type, rows = cluster.types[kind], tuple(rows)
     n, unknown = host_type.gpus, host_type.links is None

@@ -38,10 +38,7 @@ class GaussianProcess:
 
     @cached_property
     def inflation(self) -> float:
-        """Factor on deviations with which 95 % of the points lie in the intervals of the others.
-
-        Each point is left out once.
-        """
+        """Factor on deviations with which 95 % of left-out points lie in the others' intervals."""
         if not len(self.values):
             return 1.0
         inverse = np.linalg.inv(self._factor @ self._factor.T)
@@ -67,8 +64,7 @@ class GaussianProcess:
     def informative(self, inputs: Floats, trend: Floats, weight: Floats, count: int) -> list[int]:
         """Rows to measure: each narrows the intervals of all rows most, after those before it.
 
-        How wide intervals are after a run does not depend on its result (Cohn, 1996). `weight` has
-        weights of the variances of the candidates, shape (n,).
+        No result changes how wide intervals become (Cohn, 1996). `weight`: of variances.
         """
         explained = self._inverse @ _covariance(self.inputs, self.trend, inputs, trend)
         joint = _covariance(inputs, trend, inputs, trend) - explained.T @ explained

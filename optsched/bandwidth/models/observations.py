@@ -49,10 +49,9 @@ class LevelFit(NamedTuple):
 
 
 def observations(cluster: Cluster, rows: Iterable[Measurement]) -> Observations:
-    """Limits of the network from measurements; those of one host contribute none.
+    """Limits of the network from measurements across hosts, divided by the factor of their level.
 
-    Values of runs across a level are divided by its factor; those that an intra table or an uplink
-    explains are lower bounds.
+    Those that an intra table or an uplink explains are lower bounds.
     """
     exact: list[Measurement] = []
     least: Limits = {}
@@ -81,10 +80,8 @@ def fitted_factors(
 ) -> tuple[Cluster, tuple[LevelFit, ...]]:
     """Fit the factors that are not given, from the second level upward; the cluster with them.
 
-    A factor is the median of measured bandwidth over what a model of the runs at lower levels
-    predicts, at most 1 and at most the factor of the level below. Runs of unknown GPUs, and those
-    beside other traffic, are left out. `predict` gives bandwidths of runs by a model of a cluster
-    and a table, without factors.
+    A factor is the median of measured bandwidth over that of a model of the runs at lower levels,
+    at most that of the level below. `predict` gives bandwidths of runs by a model without factors.
     """
     if not cluster.levels:
         return cluster, ()

@@ -23,19 +23,12 @@ _PATTERN = re.compile(r"[1-9]\d{0,3}(\+[1-9]\d{0,3})*")
 
 
 class Automaton(NamedTuple):
-    """Reads counts host by host, in any order; its state is the pattern of what was read.
-
-    State 0 is the empty pattern.
-    """
+    """Reads counts host by host, in any order; its state is their pattern, 0 the empty one."""
 
     step: IntArray
     """``step[state, count]``, shape (states, most a host + 1); -1: more hosts than there are."""
     patterns: IntArray
     """Counts of every state, falling, with zeros behind: shape (states, hosts)."""
-
-    def state(self, counts: IntArray) -> int:
-        """State of a list of counts."""
-        return int(self.states(np.asarray(counts)[None])[0])
 
     def states(self, rows: IntArray) -> IntArray:
         """States of rows of counts."""

@@ -32,13 +32,10 @@ WEIGHT: Final = 2
 def host_rates(cluster: Cluster) -> Floats:
     """kB/s that c GPUs of one host bring to the network, by c from 0 to the largest host.
 
-    A GPU has its share of the host's network cards, and at least one card. A pattern says how many
-    GPUs a host gives, not which host: where types differ, the best of those with enough GPUs
-    counts. A limit that is too high is corrected by measuring, since a search prefers it; one that
-    is too low hides good sets of GPUs from every search, and they would never be measured.
-
-    Cards of an unknown rate have 50 GB/s, but never so much that a pattern is faster than the
-    slowest host of the cluster by itself.
+    A GPU has its share of the network cards, and at least one card. Where types differ the best
+    counts: measuring corrects a limit that is too high, but sets with one too low would never be
+    chosen. Cards of an unknown rate have 50 GB/s, but no pattern is faster than the slowest host by
+    itself.
     """
     most = int(cluster.sizes.max())
     count = np.arange(most + 1)
@@ -111,13 +108,11 @@ def near_line_rate(
 ) -> Floats:
     """Replace predictions by the scaled line rate as far as they are less sure than it.
 
-    Of many patterns that were not measured a search takes the one that is overrated most: where a
-    process is not sure its differences are chance, and the order of line rates chooses better.
-    If these are `every` pattern, those of one line rate keep the part of their differences that
-    exceeds the doubt in them; else a prediction would depend on the others in its batch.
-
-    `expected`, `deviation` and `rate` are logs, shape (n,); `seen` is the log of measured / line
-    rate of every measured pattern: the median scales the line rate, the distance is its error.
+    A search takes the unmeasured pattern that is overrated most, so where the process is not sure
+    the order of line rates chooses better. If these are `every` pattern, those of one line rate
+    keep the part of their differences that exceeds the doubt in them; else a prediction would
+    depend on its batch. `expected`, `deviation`, `rate`: logs, shape (n,); `seen`: logs of measured
+    / line rate.
     """
     scale = float(np.median(seen)) if len(seen) else 0.0
     freedom = WEIGHT + max(0, len(seen) - 1)

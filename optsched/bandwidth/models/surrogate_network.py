@@ -33,10 +33,7 @@ RATE: Final = 1e-3
 
 
 class SurrogateNetwork(nn.Module):
-    """Encoder over the used hosts, attention pooling, and a head that also sees the total.
-
-    There is no positional encoding.
-    """
+    """Encoder over the used hosts, attention pooling, and a head that also sees the total."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,10 +62,7 @@ class SurrogateNetwork(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention over hosts and a feed-forward block, each behind a norm without weights.
-
-    The scale of attention is left to the weights of the queries.
-    """
+    """Self-attention over hosts and a feed-forward block, each behind a norm without weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,10 +87,9 @@ class EncoderLayer(nn.Module):
 def train(
     samples: Samples, scaling: Scaling, seed: int, epochs: int
 ) -> dict[str, npt.NDArray[np.float32]]:
-    """Weights of a network after training.
+    """Weights after training: smooth L1 of scaled logarithms, Adam with a cosine rate.
 
-    Smooth L1 between scaled logarithms; being above a censored value is no error. Adam, with a
-    rate that falls by a cosine.
+    Being above a censored value is no error.
     """
     with undisturbed(seed), torch.enable_grad():
         network = SurrogateNetwork()

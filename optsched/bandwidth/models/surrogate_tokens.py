@@ -136,9 +136,7 @@ def samples_of(
 ) -> Samples:
     """Measurements across hosts as samples; runs on one host are left to the intra tables.
 
-    A measurement without GPUs stands for average hosts: the median of all subsets of a size.
-
-    `by_gpu`: with the tokens of the naive variant.
+    One without GPUs stands for average hosts. `by_gpu`: with the tokens of the naive variant.
     """
     table = check_table(cluster, table)
     found = []

@@ -152,16 +152,8 @@ class CountTables:
         n = int(self.arrays.host["gpus"][host])
         return self.arrays.values[int(self.arrays.host["best"][host]) + free * (n + 1) :][: n + 1]
 
-    def joint_within(self, host: int) -> IntArray:
-        """Bandwidths within a host of joint allocations, by count."""
-        n = int(self.arrays.host["gpus"][host])
-        return self.arrays.values[int(self.arrays.host["joint"][host]) :][: n + 1]
-
     def best(self, host: int, free: int, count: int) -> int:
-        """The best bandwidth of `count` of a host's free GPUs (mask, or number), -1 if too few.
-
-        The network's limit on a single host counts too.
-        """
+        """The best bandwidth of `count` free GPUs of a host, by the network too; -1 if too few."""
         row = self.best_within(host, free)
         if count >= len(row):
             return -1

@@ -63,10 +63,9 @@ def read(path: str | os.PathLike[str]) -> GpuPlacement:
 
 
 def from_tree(tree: Any, name: str) -> GpuPlacement:
-    """Read a GPU placement from parsed JSON, ``optsched.subset/1``.
+    """Read a GPU placement from parsed JSON, ``optsched.subset/1``; `name` is the file in messages.
 
-    The model is a document ``optsched.bandwidth/1``, or the ``file`` beside this one that holds it
-    with its ``sha256``; `name` is the file in messages.
+    The model is a document, or the ``file`` beside this one that holds it, with its ``sha256``.
     """
     found = decode_document(tree, _Document, FORMAT, name)
     model = _model(found.model, name)

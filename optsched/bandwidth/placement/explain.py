@@ -172,10 +172,7 @@ def _alternatives(choice: DispatchChoice) -> Iterator[str]:
 
 
 def to_json(choice: DispatchChoice, result: Result) -> bytes:
-    """The document of a solved request, a field a line.
-
-    Bandwidths are in GB/s, exact to the kB/s. What does not apply is left out.
-    """
+    """The document of a solved request: bandwidths in GB/s, without what does not apply."""
     problem, share = choice.problem, choice.share
     fields: dict[str, Any] = {
         "format": FORMAT,

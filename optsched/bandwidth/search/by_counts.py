@@ -56,8 +56,6 @@ class Answer(NamedTuple):
     upper_bound: int
     visited: int = 0
     """Count vectors evaluated."""
-    compared: bool = True
-    """Whether all of the best were compared for what they leave."""
     assumed: tuple[str, ...] = ()
     """What the model assumes of links, a sentence each; then `value` is no more than that."""
 
@@ -80,16 +78,8 @@ def best_by_counts(
 ) -> Answer | None:
     """The best k free GPUs under contention and a policy, exactly; None if there are none.
 
-    Parameters
-    ----------
-    tables, policy, ties
-        As in `CountSearch`.
-    state, demands
-        Free GPUs and running jobs, and kB/s of every job.
-    leaves
-        Most count vectors to evaluate in each of the two passes.
-    nodes
-        Most steps of the search, some tens of nanoseconds each.
+    `demands`: kB/s of every job; `leaves`: most count vectors evaluated in each of the two passes;
+    `nodes`: most steps, some tens of nanoseconds each.
     """
     rules, jobs = policy or Policy(), jobs_of(state, demands)
     search, here = CountSearch(tables, rules, ties=ties), rules.usable(state)
@@ -169,33 +159,20 @@ class CountSearch:
         self, here: ClusterState, jobs: IntArray, k: int, *limits: Any
     ) -> tuple[Answer | None, bool]:
         """The best choice of all `on_rails`."""
-        best: Answer | None = None
-        first: tuple[int, ...] = ()
-        complete, upper, whole = True, 0, here.room == here.cluster.sizes
+        found, complete, whole = list[Answer](), True, here.room == here.cluster.sizes
         for state, policy in on_rails(here, k, self.policy, self._tables.intra):
             key = policy.min_hosts, policy.max_hosts
             if key not in self._of_rails:
                 search = CountSearch(self._tables, policy, ties=self._ties)
                 search._single_rail = True
                 self._of_rails[key] = search
-            found, proved = self._of_rails[key].choose(state, jobs, k, *limits, whole=whole)
+            one, proved = self._of_rails[key].choose(state, jobs, k, *limits, whole=whole)
+            found += [] if one is None else [one]
             complete &= proved
-            if found is None:
-                continue
-            upper = max(upper, found.upper_bound)
-            order = (-found.value, *order_of(here, found.gpus), *found.gpus)
-            if best is None or order < first:
-                best, first = found, order
-        if best is not None:
-            best = best._replace(upper_bound=max(upper, best.value))
-        return best, complete
+        return best_of(here, found), complete
 
     def _answer(
-        self,
-        space: _Space,
-        places: Records,
-        here: ClusterState,
-        jobs: IntArray,
+        self, space: _Space, places: Records, here: ClusterState, jobs: IntArray
     ) -> tuple[Answer | None, bool]:
         """The kernel's answer, and whether its search was complete."""
         request, *work = space
@@ -205,7 +182,7 @@ class CountSearch:
         chosen = space.chosen.tolist()
         gpus = gpus_of(here, sorted(zip(self._order, chosen, strict=True)))
         upper = value if complete else UNPROVED
-        return Answer(gpus, value, alone, upper, visited, complete == 2), bool(complete)
+        return Answer(gpus, value, alone, upper, visited), bool(complete)
 
     def _space(self, n_jobs: int) -> _Space:
         """Work space of one call of the kernel, for up to so many jobs."""
@@ -266,10 +243,7 @@ def choose(tables: TableArrays, request: Any, places: Any, masks: IntArray, *oth
 
 
 def leaves_in_python(free: Iterable[int], k: int) -> int:
-    """Count vectors that plain Python may evaluate in half a second; 0: leave it to the kernel.
-
-    `free` is the free GPUs of the hosts that may be used, `k` the request.
-    """
+    """Count vectors that plain Python evaluates in half a second; 0: leave it to the kernel."""
     some = [int(n) for n in free if n]
     if max(some, default=0) > _FEW:
         return 0
@@ -281,8 +255,7 @@ def leaves_in_python(free: Iterable[int], k: int) -> int:
 def gpus_of(state: ClusterState, parts: Iterable[tuple[int, int]]) -> tuple[int, ...]:
     """Global numbers of the GPUs of hosts with their masks (or numbers).
 
-    Where a host has more than 16 GPUs, only their number is chosen: whole trays come first, then
-    lowest ids.
+    Of more than 16 GPUs a host any will do: whole trays come first, then lowest ids.
     """
     of, first, by_mask = state.cluster.places
     found: list[int] = []
@@ -342,6 +315,14 @@ def order_of(state: ClusterState, gpus: Iterable[int]) -> tuple[int, ...]:
     domains = cluster.network_levels.domain[:-1][::-1]
     whole = state.room[used] == cluster.sizes[used]
     return (*(len(np.unique(of[used])) for of in domains), len(used), int(whole.sum()))
+
+
+def best_of(state: ClusterState, answers: list[Answer]) -> Answer | None:
+    """The answer with the highest bandwidth, of equals by `order_of`, with the bound of all."""
+    if not answers:
+        return None
+    best = min(answers, key=lambda one: (-one.value, *order_of(state, one.gpus), *one.gpus))
+    return best._replace(upper_bound=max(one.upper_bound for one in answers))
 
 
 def rules_of(cluster: Cluster) -> tuple[str, ...]:

@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from optsched.bandwidth.models.contention import (
-    check_traffic,
-    demand_of,
-    needs_bandwidth,
-    share,
-)
+from optsched.bandwidth.models.contention import check_traffic, demand_of, needs_bandwidth, share
 from optsched.bandwidth.models.model import BandwidthModel, CountModel
-from optsched.bandwidth.search.by_counts import (
-    Answer,
-    CountSearch,
-    jobs_of,
-    order_of,
-)
+from optsched.bandwidth.search.by_counts import Answer, CountSearch, jobs_of, order_of
 from optsched.bandwidth.search.gang import choose_gang
 from optsched.bandwidth.search.large import LargeSearch
 from optsched.bandwidth.search.what_if import WhatIf, regret, victims
@@ -201,11 +191,7 @@ class Dispatcher:
         return found._replace(assumed=self.model.assumed) if self.model.assumed else found
 
     def scores(
-        self,
-        state: ClusterState,
-        k: int,
-        deadline: float | None = None,
-        packing: float = PACKING,
+        self, state: ClusterState, k: int, deadline: float | None = None, packing: float = PACKING
     ) -> dict[str, int]:
         """Score machines, 0 to 100, for a scheduler that filters and scores hosts.
 

@@ -51,22 +51,7 @@ def choose_gang(
 
     They are placed one after the other in several orders. Then single requests are placed again,
     also on hosts that no other request uses, or without one of theirs, until the sum stops rising.
-
-    Parameters
-    ----------
-    dispatcher, state
-        What chooses, and the state before.
-    requests
-        Name of the job that would start to its number of GPUs.
-    deadline
-        Seconds for all of it; the first order is always finished.
-
-    Raises
-    ------
-    InputError
-        No request, or the name of a job that runs.
-    Infeasible
-        More GPUs than are free, or in no order all of them find a place.
+    The first order is always finished.
     """
     _check(state, requests)
     gang = _Gang(dispatcher, state, requests, deadline)
@@ -132,8 +117,7 @@ class _Gang:
     ) -> Answers:
         """Place requests in an order, the others kept; bandwidths are those next to all of them.
 
-        `apart`: on hosts that no placed request uses, where that is possible; `barred`: the
-        first one without this host.
+        `apart`: on hosts of no placed request, where possible; `barred`: the first one not there.
         """
         found, after, names = dict(kept), self.state, list(order)
         for name, one in kept.items():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.search.by_counts import Answer, Bools, order_of
+from optsched.bandwidth.search.by_counts import Answer, Bools, best_of
 from optsched.bandwidth.search.groups import domains_of, preferred_domains
 from optsched.bandwidth.search.rails import on_rails
 from optsched.bandwidth.search.request import HostTables, request_of
@@ -55,19 +55,16 @@ class LargeSearch:
             if search is None or search.best is None:
                 return None
             return _answer(search, search.best)
-        best: Answer | None = None
-        upper, whole = 0, state.room == state.cluster.sizes
+        answers, whole = list[Answer](), state.room == state.cluster.sizes
         within = [self.model.intra_of(t) for t in range(len(state.cluster.types))]
         for here, rule in on_rails(rules.usable(state), k, rules, within):
             search = self._search(here, k, demands, rule, deadline, bounds, whole)
             if search is not None and search.best is not None:
-                found, upper = _answer(search, search.best), max(upper, search.upper)
-                if best is None or _order(state, found) < _order(state, best):
-                    best = found
-            if best is not None and deadline is not None and time.monotonic() > deadline:
-                upper = MOST - 1  # the other sets of local ids are not bounded
+                answers.append(_answer(search, search.best))
+            if answers and deadline is not None and time.monotonic() > deadline:
+                answers[0] = answers[0]._replace(upper_bound=MOST - 1)  # others are not bounded
                 break
-        return None if best is None else best._replace(upper_bound=max(upper, best.value))
+        return best_of(state, answers)
 
     def best(
         self,
@@ -156,10 +153,6 @@ class LargeSearch:
         if not is_all:  # a bound on other sets of domains of the preferred level
             search.upper = RequestSearch(judge, policy, deadline, keeps=False).bound(domains)
         return search
-
-
-def _order(state: ClusterState, answer: Answer) -> tuple[int, ...]:
-    return (-answer.value, *order_of(state, answer.gpus), *answer.gpus)
 
 
 def _answer(search: RequestSearch, choice: Choice) -> Answer:

@@ -22,9 +22,8 @@ def on_rails(
 ) -> Iterator[tuple[ClusterState, Policy]]:
     """States and policies that, together, have exactly the choices on rails.
 
-    First one host by itself; then, for every set of local ids that k is a multiple of, the hosts
-    on which it is free, and exactly as many of them as give k GPUs. Sets that another one replaces
-    (free on the same hosts, and as fast) are left out; those on most hosts come first.
+    First one host by itself; then, for every set of local ids, the hosts on which it is free, and
+    as many of them as give k GPUs. Sets that another replaces (same hosts, as fast) are left out.
     """
     most = min(policy.max_hosts or k, k)
     if policy.min_hosts == 1:

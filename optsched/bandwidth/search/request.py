@@ -167,17 +167,12 @@ def request_of(
     joint = tables.joint.copy()
     joint[:, :2] = NO_LIMIT
     job, host = map(np.ascontiguousarray, np.nonzero(held[:, hosts]))
-    edges, domain, begin = (
-        np.argsort(host, kind="stable"),
-        levels.domain[:, hosts],
-        np.arange(len(jobs)),
-    )
-    low, high = (
-        least.reduceat(domain[:, host], np.searchsorted(job, begin), axis=1)
-        if len(jobs)
-        else domain[:, :0]
-        for least in (np.minimum, np.maximum)
-    )
+    edges, domain = np.argsort(host, kind="stable"), levels.domain[:, hosts]
+    low = high = domain[:, :0]
+    if len(jobs):
+        begin = np.searchsorted(job, np.arange(len(jobs)))
+        low = np.minimum.reduceat(domain[:, host], begin, axis=1)
+        high = np.maximum.reduceat(domain[:, host], begin, axis=1)
     free = state.room[hosts]
     full = (state.room == state.cluster.sizes if whole is None else whole)[hosts]
     return Judge(tables, state, demands, hosts, Request(

@@ -39,10 +39,7 @@ class WhatIf(NamedTuple):
 
 
 def victims(
-    model: BandwidthModel,
-    state: ClusterState,
-    demands_of: Sequence[int],
-    gpus: tuple[int, ...],
+    model: BandwidthModel, state: ClusterState, demands_of: Sequence[int], gpus: tuple[int, ...]
 ) -> dict[str, int]:
     """What running jobs lose to a new one, for those that lose anything."""
     newcomer, alone = Job("the new job", gpus), model.of(gpus)
@@ -81,10 +78,7 @@ def regret(
 ) -> int | None:
     """What a choice may lose at most by not knowing better, in kB/s; None if that is unknown.
 
-    It is unknown without tables, and where the model assumes something of links.
-
-    The best that any choice may have, were the model's intervals true at their upper ends, less
-    what this choice has at least.
+    The best choice by the upper ends of the model's intervals, less what this one has at least.
     """
     high, low = Interval(model, "high"), Interval(model, "low")
     tables = None if model.assumed else high.tables()

@@ -27,9 +27,8 @@ def joined(
 ) -> tuple[list[Host], list[HostType]]:
     """Replace the machines of every clique by one host that has them as trays.
 
-    `labels` give the clique of a machine (``nvidia.com/gpu.clique``). Without labels, domains of a
-    lowest level ``block`` or ``clique`` are cliques where the type is named after a product with
-    NVLink across machines. Machines of one clique in several domains of a level are refused.
+    `labels`: cliques of machines (``nvidia.com/gpu.clique``). Without them domains of a lowest
+    level ``block`` or ``clique`` are cliques, if the product has NVLink across machines.
     """
     members: dict[str, list[Host]] = {}
     for host in hosts:

@@ -12,14 +12,7 @@ from optsched.bandwidth.topology.intra import IntraTable
 from optsched.bandwidth.topology.rates import KILOBYTES, kilobytes
 from optsched.bandwidth.topology.state import ClusterState, Job
 from optsched.errors import InputError
-from optsched.io.strict_json import (
-    check_format,
-    decode,
-    format_json,
-    lines,
-    placed,
-    rows,
-)
+from optsched.io.strict_json import check_format, decode, format_json, lines, placed, rows
 
 if TYPE_CHECKING:
     import os
@@ -80,10 +73,7 @@ def read_cluster(path: str | os.PathLike[str]) -> Cluster:
 
 
 def cluster_from_tree(tree: Any, name: str) -> Cluster:
-    """Read a cluster from parsed JSON, ``optsched.cluster/1``; `name` is the file in messages.
-
-    Bandwidths are GB/s; `intra` maps subsets ("0,1"), or numbers of GPUs ("2"), to them.
-    """
+    """Read a cluster from parsed JSON, ``optsched.cluster/1``; `name` is the file in messages."""
     check_format(tree, CLUSTER, name)
     found = decode(tree, _Cluster, name)
     with placed(f"{name}: "):
@@ -122,8 +112,7 @@ def read_state(path: str | os.PathLike[str], cluster: Cluster) -> ClusterState:
 def state_from_tree(tree: Any, cluster: Cluster, name: str) -> ClusterState:
     """Read the state of a cluster from parsed JSON, ``optsched.state/1``.
 
-    GPUs such as ``"n01:0-5 n02"`` (see `Cluster.parse`), demands of jobs in GB/s, by default as
-    much as they can get. ``"free": "rest"``: all that are neither held nor down.
+    ``"free": "rest"``: all GPUs that are neither held nor down.
     """
     check_format(tree, STATE, name)
     found = decode(tree, _State, name)

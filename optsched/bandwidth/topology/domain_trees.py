@@ -20,11 +20,7 @@ TIERS: Final = ("leaf", "spine", "core")
 
 @dataclass(frozen=True)
 class Domains:
-    """Names of levels, widest first, and for every host its domain on each of them.
-
-    Where the source has them, `kinds` has the type and the number of GPUs of every host, and
-    `cliques` the NVLink cliques of machines.
-    """
+    """Levels, widest first, and the domains of every host; types, GPUs and cliques if known."""
 
     levels: tuple[str, ...]
     of: Mapping[str, tuple[str, ...]]
@@ -93,8 +89,8 @@ def block_levels(
 def uplink_rates(cluster: Cluster, given: Mapping[str, str | float]) -> dict[str, float]:
     """Convert uplinks by level to GB/s of one domain in one direction.
 
-    An oversubscription ``"2:1"`` means that the cards of the domain's hosts bring twice the
-    capacity of its uplinks. Where domains of a level differ, the least counts.
+    At ``"2:1"`` the cards bring twice the capacity; where domains of a level differ, the least
+    counts.
     """
     found: dict[str, float] = {}
     kinds = [cluster.type(h) for h in range(cluster.n_hosts)]

@@ -22,26 +22,14 @@ class Levels:
     """What the network costs a set of GPUs by the lowest level of which one domain holds it.
 
     ``B(S) = factor(level) * min(within hosts, network(pattern), line(uplink(level)))`` for sets of
-    several hosts; on one host the levels cost nothing.
-
-    Parameters
-    ----------
-    names
-        Names of the levels, lowest first; the last is ``"cluster"``: all that the network joins.
-    domain
-        Number of every host's domain, shape (levels, hosts). Domains of a level are numbered within
-        the whole cluster. Hosts that differ in the last row are not joined.
-    factor
-        In millionths, shape (levels,), not rising.
-    uplink
-        Most kB/s, as the rate of a network card in the line rate, that the uplinks below a level
-        let through, shape (levels,), not rising; `MOST` where none limits.
+    several hosts; on one host the levels cost nothing. The lowest level is the first, the last is
+    ``"cluster"``: all that the network joins.
     """
 
     names: tuple[str, ...]
-    domain: IntArray
-    factor: IntArray
-    uplink: IntArray
+    domain: IntArray  # [level, host]; hosts that differ in the last row are not joined
+    factor: IntArray  # [level], in millionths, not rising
+    uplink: IntArray  # [level], kB/s as a rate of cards, not rising; `MOST`: no limit
 
     @cached_property
     def matter(self) -> bool:
@@ -50,14 +38,9 @@ class Levels:
         return bool(limit or self.domain[-1].any())
 
     def lowest(self, counts: IntArray) -> IntArray:
-        """Lowest level of which one domain holds all hosts used, shape (n,).
+        """Lowest level of which one domain holds all hosts of counts of shape (n, hosts).
 
         -1 for rows on a single host, the number of levels for hosts that are not joined.
-
-        Parameters
-        ----------
-        counts
-            GPUs by host, shape (n, hosts).
         """
         used = counts > 0
         level = np.full(len(counts), len(self.names), np.int64)
@@ -72,15 +55,7 @@ class Levels:
     def limited(
         self, value: IntArray, gpus: IntArray, hosts: IntArray, level: IntArray
     ) -> IntArray:
-        """Bandwidths that hosts and the network pattern allow, after uplinks and factors.
-
-        Parameters
-        ----------
-        value
-            kB/s, shape (n,); negative values are kept.
-        gpus, hosts, level
-            Numbers of GPUs and hosts, and `lowest`; unjoined sets get 0.
-        """
+        """Bandwidths after uplinks and factors; `level` is `lowest`, negative values are kept."""
         found = value.copy()
         across = (level >= 0) & (level < len(self.names)) & (value >= 0)
         n, m, at = gpus[across], hosts[across], level[across]

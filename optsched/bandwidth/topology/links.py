@@ -37,12 +37,6 @@ def weight(link: str) -> int:
     return len(PCIE) + nvlinks(link) if nvlinks(link) else 1 + PCIE.index(link)
 
 
-def published_weight(link: str) -> int:
-    """The same as BandPilot's released topology baseline has it: PXB above PIX."""
-    swapped = {"PXB": "PIX", "PIX": "PXB"}
-    return weight(swapped.get(link, link))
-
-
 def link_rate(link: str) -> float:
     """Stand-in for an unmeasured bandwidth in GB/s."""
     return NVLINK_RATE * nvlinks(link) if nvlinks(link) else RATES[link]

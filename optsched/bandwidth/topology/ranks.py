@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 def rank_order(cluster: Cluster, gpus: Iterable[int]) -> tuple[int, ...]:
     """Order global numbers by domain, host and id; domains and hosts with most GPUs first.
 
-    So a ring over the hosts in rank order, as NCCL makes it, leaves and enters every domain once.
-    Within a host NCCL looks for rings itself, whatever the ranks.
+    So a ring in rank order, as NCCL makes it over hosts, leaves and enters every domain once.
     """
     chosen = sorted(gpus)
     domains = {gpu: cluster.hosts[cluster.host_of[gpu]].domains for gpu in chosen}

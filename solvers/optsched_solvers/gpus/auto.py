@@ -6,9 +6,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from optsched.bandwidth.placement.problem import GpuPlacement
-from optsched.solving.result import Result
-from optsched.solving.solver import Support
 from optsched_solvers.gpus.bandpilot import Hybrid
 from optsched_solvers.gpus.counts import Counts
 
@@ -18,13 +15,15 @@ if TYPE_CHECKING:
     from optsched.model.schedule import Problem
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
+    from optsched.solving.result import Result
+    from optsched.solving.solver import Support
 
-FIRST: Final = 1000
-"""Least iterations of the first solver: milliseconds."""
+LEAST: Final = 1000
+"""Least iterations: milliseconds."""
 
 
 class Auto:
-    """`counts`, then `hybrid` if that proves nothing."""
+    """`counts`; `hybrid` for models that it does not take (elsewhere `hybrid` is never better)."""
 
     name = "auto"
     kinds = ("gpus",)
@@ -32,28 +31,15 @@ class Auto:
 
     def supports(self, problem: Problem) -> Support:
         """What one of the solvers supports; else the reason of the last."""
-        found = Support(False, "it only chooses GPUs (GpuPlacement)")
-        for solver in (Counts(), Hybrid()):
-            found = solver.supports(problem)
-            if found:
-                break
-        return found
+        return Counts().supports(problem) or Hybrid().supports(problem)
 
     def runs_inline(self, problem: Problem) -> bool:
         """Whether the exact search answers at once."""
         return bool(Counts().supports(problem)) and Counts().runs_inline(problem)
 
     def solve(self, problem: Problem, limits: Limits, monitor: Monitor) -> Result:
-        """Run the solvers in turn until one proves its choice or a limit is reached."""
-        assert isinstance(problem, GpuPlacement)
-        for solver in (Counts(), Hybrid()):
-            if not solver.supports(problem):
-                continue
-            given = limits
-            if limits.iterations is not None and monitor.objective is None:
-                given = replace(limits, iterations=max(limits.iterations, FIRST))
-            found = solver.solve(problem, given, monitor)
-            ended = found.status == "infeasible" or found.reason or monitor.should_stop()
-            if ended or (limits.iterations is not None and monitor.objective is not None):
-                return found
-        return Result("unknown")
+        """Run the solver that takes the problem."""
+        if limits.iterations is not None:
+            limits = replace(limits, iterations=max(limits.iterations, LEAST))
+        solver = Counts() if Counts().supports(problem) else Hybrid()
+        return solver.solve(problem, limits, monitor)

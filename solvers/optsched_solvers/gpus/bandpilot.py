@@ -18,9 +18,7 @@ from optsched.bandwidth.models.model import CountModel, UnmeasuredPattern
 from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.bandwidth.search.by_counts import trays_first
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
-from optsched.bandwidth.topology.links import published_weight, weight
 from optsched.bandwidth.topology.policy import Policy
-from optsched.errors import InputError
 from optsched.io.values import integer
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
@@ -47,8 +45,6 @@ MOST_CANDIDATES: Final = 100_000
 MOST_HOSTS: Final = 4096
 MOST_ALONE: Final = 16
 """Hosts up to which each is a class of its own; beyond, equivalent hosts are one class."""
-
-WEIGHTS: Final = ("nearness", "published")
 
 _MOST_NUMBERS: Final = 10_000_000  # in the array of candidates
 _BLOCK: Final = 256  # candidates that are evaluated at once
@@ -141,15 +137,12 @@ class _Search:
 
 
 class Eha(_Search):
-    """Equilibrium heuristic: one host if one suffices, else even counts on the fewest hosts.
+    """Equilibrium heuristic: the best k GPUs of one host if one suffices, else even spreads.
 
-    1. If hosts have k free GPUs, the best k of each are compared, and nothing else is.
-    2. Else k is spread evenly over every set of m hosts with enough free GPUs, m being the least
-       possible; a host too small gives all it has. On every host the fastest free GPUs are taken.
-       The first of the best in the order of (hosts, counts) wins.
-
-    One iteration is one candidate evaluated; the number is limited by `max_candidates` alone. It
-    obeys `required`, `exclude`, `apart`.
+    k is spread evenly over every set of the fewest hosts; a host too small gives all it has. On
+    every host the fastest free GPUs are taken; the first of the best in the order of (hosts,
+    counts) wins. One iteration is one candidate evaluated; the number is limited by
+    `max_candidates` alone.
     """
 
     name = "eha"
@@ -186,12 +179,9 @@ class Pts(_Search):
     """Pruned tree search: from a large set remove the GPU that is missed least, until k are left.
 
     It starts from the free GPUs of the host with k or more with the highest bandwidth B, else from
-    all free ones. Each step evaluates every set with one GPU less beside the running jobs and keeps
-    the best; of equal sets the lowest id goes. From n GPUs these are (n (n + 1) - k (k + 1)) / 2
-    evaluations; one iteration is one of them. Sets that are not measured are worse than all others.
-
-    It obeys `required`, `exclude`, `apart`. It ignores a limit of iterations, as it has no answer
-    before the end.
+    all. Each step evaluates every set with one GPU less beside the running jobs; of equal sets the
+    lowest id goes. One iteration is one evaluation, but a limit of iterations is ignored: there is
+    no answer before the end.
     """
 
     name = "pts"
@@ -236,10 +226,7 @@ class Hybrid(_Search):
 
 
 class Proximity(_Search):
-    """Default rule of schedulers (BandPilot's "Default"); see `bandwidth.proximity`.
-
-    Of a policy it obeys `exclude` and `apart`.
-    """
+    """Default rule of schedulers (BandPilot's "Default"); see `proximity`."""
 
     name = "proximity"
 
@@ -271,26 +258,13 @@ class Proximity(_Search):
 
 
 class Topo(Proximity):
-    """The fewest hosts, on them GPUs with the nearest links; see `nearest_links`.
-
-    It obeys `exclude` and `apart`.
-    """
+    """The fewest hosts, on them GPUs with the nearest links; see `nearest_links`."""
 
     name = "topo"
-    options: Mapping[str, str] = MappingProxyType(
-        {
-            "weights": 'of links: by "nearness" (default: SYS < NODE < PHB < PXB < PIX < NVLinks), '
-            'or as "published", PXB above PIX'
-        }
-    )
 
     def choose(self, problem: GpuPlacement, free: list[int], limits: Limits) -> Sequence[int]:
         """Choose k of the free GPUs."""
-        given = limits.options.get("weights", "nearness")
-        if not isinstance(given, str) or given not in WEIGHTS:
-            raise InputError(f"options.weights: expected nearness or published, got {given!r:.60}")
-        rank = published_weight if given == "published" else weight
-        return nearest_links(problem.cluster, free, problem.k, rank)
+        return nearest_links(problem.cluster, free, problem.k)
 
 
 class RandomSubset(Proximity):

@@ -120,8 +120,7 @@ class Counts:
 def claim(problem: GpuPlacement, monitor: Monitor, upper: int, best: int) -> None:
     """Report the upper bound of a search with the best value found.
 
-    With a preferred level it holds for choices on as few of its domains: no bound is reported if a
-    better start ignores the preference.
+    With a preferred level it holds for as few domains: none is reported for a better start.
     """
     objective = monitor.objective
     if problem.policy.preferred is None or objective is None or objective >= -best:
@@ -139,10 +138,9 @@ def large_search(model: CountModel) -> LargeSearch:
 def supported(
     problem: Problem, *, is_counts: bool = False, most_vectors: int | None = None
 ) -> Support:
-    """Whether counts by host decide all bandwidths of a problem.
+    """Whether counts by host decide all bandwidths of a problem, at most `most_vectors` of them.
 
-    `is_counts`: for the solver that keeps to rails and to a preferred level. `most_vectors`: how
-    many count vectors it takes.
+    `is_counts`: for the solver that keeps to rails and to a preferred level.
     """
     if not isinstance(problem, GpuPlacement):
         return Support(False, "it only chooses GPUs (GpuPlacement)")

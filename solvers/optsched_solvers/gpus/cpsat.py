@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MOST_VECTORS: Final = 10_000
 """Count vectors, each a row of the table."""
 
+_BLOCK: Final = 1024  # vectors that are evaluated at once
+
 STEP: Final = 1e-3
 """Least improvement of the bound that is reported before the end."""
 
@@ -34,9 +36,7 @@ class CpSat:
     name = "cpsat"
     kinds = ("gpus",)
     options: Mapping[str, str] = MappingProxyType(
-        {
-            "parameters": "mapping of further CP-SAT parameters",
-        }
+        {"parameters": "mapping of further CP-SAT parameters"}
     )
 
     def supports(self, problem: Problem) -> Support:
@@ -59,8 +59,8 @@ class _Model:
         from ortools.sat.python import cp_model
 
         self.vectors, self.monitor = vectors, monitor
-        rows = []
-        for block in vectors.blocks():
+        rows, every = [], vectors.every()
+        for block in np.array_split(every, 1 + len(every) // _BLOCK):
             value = vectors.values(block)
             kept = (value >= 0) & (vectors.excess(block) == 0)
             rows += np.column_stack([block, value])[kept].tolist()

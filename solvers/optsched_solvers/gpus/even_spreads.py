@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,9 @@ def candidates(
 ) -> tuple[IntArray, IntArray]:
     """Sets of m hosts with an even spread of k over them, the first `most` in lexicographic order.
 
-    A spread is even if no GPU can move to a host with a free GPU and at least two GPUs less. Of
-    equivalent hosts (the same kind, as many free GPUs) only the first are used, and of equivalent
-    spreads only the first. Returned are positions in `free`, ascending, and GPUs on them, both of
-    shape (candidates, m).
+    Of equivalent hosts (the same kind, as many free GPUs) only the first are used, and of
+    equivalent spreads only the first. Returned are positions in `free`, and GPUs, both of shape
+    (candidates, m).
     """
     sizes = free.tolist()
     every = (
@@ -40,50 +40,30 @@ def candidates(
     return np.ascontiguousarray(found[:, 0]), np.ascontiguousarray(found[:, 1])
 
 
-def _host_sets(free: list[int], kinds: Sequence[Hashable], k: int, m: int) -> Iterator[list[int]]:
+def _host_sets(
+    free: list[int], kinds: Sequence[Hashable], k: int, m: int
+) -> Iterator[tuple[int, ...]]:
     """Sets of m hosts with k free GPUs in lexicographic order, of equivalent hosts the first."""
     members: dict[Hashable, list[int]] = {}
     for h, kind in enumerate(kinds):
         members.setdefault(kind, []).append(h)
-    by_free = sorted(members, key=lambda kind: -free[members[kind][0]])
-    taken = dict.fromkeys(members, 0)
-
-    def most_behind(first: int, need: int) -> int:
-        """Most free GPUs of `need` hosts from `first` on; -k if there are fewer hosts."""
-        total = 0
-        for kind in by_free:
-            left = members[kind][taken[kind] :]
-            if need and left and left[0] >= first:
-                total += min(need, len(left)) * free[left[0]]
-                need -= min(need, len(left))
-        return -k if need else total
-
-    chosen: list[int] = []
-    total, h = 0, 0
-    while True:
-        need = m - len(chosen) - 1
-        while h < len(free) - need:
-            kind = kinds[h]
-            at = taken[kind]
-            if at < len(members[kind]) and members[kind][at] == h:
-                taken[kind] += 1
-                if total + free[h] + most_behind(h + 1, need) >= k:
-                    break
-                taken[kind] -= 1
-            h += 1
-        if h < len(free) - need:
-            chosen.append(h)
-            total += free[h]
-            if need:
-                h += 1
-                continue
-            yield list(chosen)
-        elif not chosen:
-            return
-        h = chosen.pop()
-        total -= free[h]
-        taken[kinds[h]] -= 1
-        h += 1
+    todo: list[tuple[int, ...]] = [()]
+    while todo:
+        chosen = todo.pop()
+        taken, last, need = (
+            Counter(kinds[h] for h in chosen),
+            max(chosen, default=-1),
+            m - len(chosen),
+        )
+        left = [hosts[taken[kind] :] for kind, hosts in members.items()]
+        left = [hosts for hosts in left if hosts and hosts[0] > last]
+        sizes = sorted((free[h] for hosts in left for h in hosts), reverse=True)
+        if len(sizes) < need or sum(free[h] for h in chosen) + sum(sizes[:need]) < k:
+            continue
+        if need:
+            todo += [(*chosen, h) for h in sorted((hosts[0] for hosts in left), reverse=True)]
+        else:
+            yield chosen
 
 
 def _even_counts(free: list[int], kinds: list[Hashable], k: int) -> Iterator[list[int]]:
@@ -97,36 +77,17 @@ def _even_counts(free: list[int], kinds: list[Hashable], k: int) -> Iterator[lis
         level += 1  # smaller hosts leave their share to the others
     base = [min(size, level) for size in free]
     able = [i for i, size in enumerate(free) if size > level]
-    before: list[int | None] = []
-    for j, i in enumerate(able):
-        before.append(next((q for q in range(j - 1, -1, -1) if kinds[able[q]] == kinds[i]), None))
-    more = k - sum(base)
-    flags = [0] * (len(able) - more) + [1] * more
-    while True:
+    more, todo = k - sum(base), list[tuple[int, ...]]([()])  # 1: one GPU more
+    while todo:
+        flags = todo.pop()
+        left, behind = more - sum(flags), [kinds[i] for i in able[len(flags) :]]
+        raised = {kinds[i] for i, flag in zip(able, flags, strict=False) if flag}
+        if not sum(kind in raised for kind in behind) <= left <= len(behind):
+            continue
+        if behind:
+            todo += [(*flags, 1), *[(*flags, 0)] * (behind[0] not in raised)]
+            continue
         counts = list(base)
         for i, flag in zip(able, flags, strict=True):
             counts[i] += flag
         yield counts
-        behind = 0
-        for i in range(len(able) - 1, -1, -1):
-            if flags[i]:
-                behind += 1
-                continue
-            if not behind:
-                continue
-            # set this flag and those of its kind behind it, the others as far behind as possible
-            tried = [*flags[:i], 1]
-            for q in range(i + 1, len(able)):
-                b = before[q]
-                tried.append(1 if b is not None and tried[b] else 0)
-            left = behind - 1 - sum(tried[i + 1 :])
-            if left < 0:
-                continue
-            for q in range(len(able) - 1, i, -1):
-                if left and not tried[q]:
-                    tried[q] = 1
-                    left -= 1
-            flags = tried
-            break
-        else:
-            return

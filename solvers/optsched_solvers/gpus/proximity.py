@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 def proximity(cluster: Cluster, free: Iterable[int], k: int) -> tuple[int, ...]:
     """Choose k of the free GPUs, near each other; bandwidths play no part.
 
-    If they fit into the NUMA group with most free GPUs they are taken there, else on the host with
-    most, else on hosts by falling number of free GPUs, each taken whole. Within a host NUMA groups
-    that are entirely free come first. Ties go to the lowest ids. Global numbers, ascending.
+    In the NUMA group with most free GPUs if they fit, else on the host with most, else on hosts by
+    falling number of free GPUs, whole; in a host free NUMA groups first. Ties: lowest ids.
+    Ascending.
     """
     by_host: dict[int, list[int]] = {}
     for gpu in sorted(free):

@@ -6,30 +6,27 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.topology.links import weight
+from optsched.bandwidth.topology.links import SELF, weight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from optsched.bandwidth.topology.cluster import Cluster, HostType
     from optsched.model.schedule import IntArray
 
 
-def nearest_links(
-    cluster: Cluster, free: Sequence[int], k: int, rank: Callable[[str], int] = weight
-) -> tuple[int, ...]:
+def nearest_links(cluster: Cluster, free: Sequence[int], k: int) -> tuple[int, ...]:
     """Choose GPUs on the fewest hosts, on them those with the nearest links to each other.
 
-    If one host suffices: the host with the highest sum of link weights. Else hosts by falling
-    number of free GPUs, whole, and of the last as many as are missing. The greedy choice begins
-    with every GPU in turn, adds the GPU with the heaviest links to the chosen GPUs, and the
-    heaviest of all is taken. Ties go to the lowest ids. Ascending.
+    If one host suffices, the host with the heaviest links; else hosts by falling number of free
+    GPUs. From every GPU a greedy choice adds the GPU with the heaviest links; the heaviest of all
+    is taken. Ties go to the lowest ids. Ascending.
     """
     by_host: dict[int, list[int]] = {}
     for gpu in free:
         h = int(cluster.host_of[gpu])
         by_host.setdefault(h, []).append(gpu - int(cluster.first[h]))
-    tables = {t: _link_weights(cluster.types[t], rank) for t in set(cluster.type_of)}
+    tables = {t: _link_weights(cluster.types[t]) for t in set(cluster.type_of)}
     fitting = [h for h, local in by_host.items() if len(local) >= k]
     if fitting:
         picks = {h: greedy(tables[cluster.type_of[h]], by_host[h], k) for h in fitting}
@@ -69,10 +66,9 @@ def greedy(weights: IntArray, free: Sequence[int], count: int) -> tuple[int, lis
     return heaviest, [ids[i] for i in best]
 
 
-def _link_weights(kind: HostType, rank: Callable[[str], int]) -> IntArray:
+def _link_weights(kind: HostType) -> IntArray:
     table = np.zeros((kind.gpus, kind.gpus), np.int64)
     if kind.links is not None:
-        of = {link: rank(link) for row in kind.links for link in row if link != "X"}
         for i, row in enumerate(kind.links):
-            table[i] = [of.get(link, 0) for link in row]
+            table[i] = [0 if link == SELF else weight(link) for link in row]
     return table

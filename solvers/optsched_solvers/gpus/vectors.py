@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.bandwidth.models.contention import divided, interferes
+from optsched.bandwidth.models.contention import shares
 from optsched.bandwidth.search.by_counts import domain_numbers, gpus_of
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.policy import ANY
-from optsched.bandwidth.topology.rates import NO_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from optsched.bandwidth.placement.problem import GpuPlacement
     from optsched.model.schedule import IntArray
-
-_MOST_CELLS: Final = 1 << 22
-"""Counts by vector, job and host that one step of `CountVectors.others` allocates."""
 
 
 class CountVectors:
@@ -38,54 +32,17 @@ class CountVectors:
         most = min(problem.k, policy.max_per_host or ANY)
         self.most: IntArray = np.minimum(self.state.room[self.hosts], most)
         """Most GPUs by column."""
-        masks = self.state.masks.tolist()
-        self._best = _padded([self.tables.best_within(h, masks[h]) for h in self.hosts])
-        self._joint = _padded([tables.joint_within(h) for h in range(problem.cluster.n_hosts)])
-        held, demand = problem.state.held, np.array(problem.demands, np.int64)
-        tenants = interferes(problem.state) & (demand > 0)
-        self._held, self._demand = held[tenants], demand[tenants]
 
     # bandwidths
 
     def values(self, vectors: IntArray) -> IntArray:
         """Bandwidths beside the running jobs; -1 where a pattern is not measured."""
-        counts = np.zeros((len(vectors), self.problem.cluster.n_hosts), np.int64)
-        counts[:, self.hosts] = vectors
-        standalone = self._limited(counts, self.fastest(vectors))
-        return divided(standalone, *self._others(counts))
-
-    def fastest(self, vectors: IntArray) -> IntArray:
-        """Least bandwidth within the hosts of vectors."""
-        within = self._best[np.arange(len(self.hosts)), vectors]
-        return np.asarray(within.min(axis=1, initial=NO_LIMIT), np.int64)
-
-    def _others(self, counts: IntArray) -> tuple[IntArray, IntArray]:
-        """Least joint bandwidth with an interfering job, and the demand of all of them."""
-        n, n_hosts = counts.shape
-        capacity, demand = np.full(n, NO_LIMIT, np.int64), np.zeros(n, np.int64)
-        step = max(1, _MOST_CELLS // max(1, len(self._held) * n_hosts))
-        for begin in range(0, n if len(self._held) else 0, step):
-            some = counts[begin : begin + step]
-            meets = (some > 0).astype(np.int64) @ (self._held > 0).T.astype(np.int64) > 0
-            meets &= ((some > 0).sum(axis=1) >= 2)[:, None]
-            i, j = np.nonzero(meets)
-            both = some[i] + self._held[j]
-            within = self._joint[np.arange(n_hosts), both].min(axis=1)
-            np.minimum.at(capacity, begin + i, self._limited(both, within))
-            demand[begin : begin + step] = meets @ self._demand
-        return capacity, demand
-
-    def _limited(self, counts: IntArray, within: IntArray) -> IntArray:
-        """Bandwidths of counts on all hosts that reach `within` inside them; -1: not measured."""
-        step, state = self.tables.automaton.step, np.zeros(len(counts), np.int64)
-        for h in np.flatnonzero(counts.any(axis=0)):
-            state = step[state, counts[:, h]]
-        value = np.minimum(self.tables.network[state], within)
-        levels = self.problem.cluster.network_levels
-        if levels.matter:
-            hosts = (counts > 0).sum(axis=1)
-            value = levels.limited(value, counts.sum(axis=1), hosts, levels.lowest(counts))
-        return np.asarray(value, np.int64)
+        problem = self.problem
+        selection = np.zeros((len(vectors), problem.cluster.n_gpus), np.bool_)
+        for u, counts in enumerate(vectors.T):
+            for count in np.unique(counts[counts > 0]).tolist():
+                selection[np.ix_(counts == count, self._subset(u, count))] = True
+        return shares(problem.model, problem.state, selection, problem.demands).value
 
     # rules
 
@@ -122,36 +79,31 @@ class CountVectors:
             number = [sum(number[max(0, s - most) : s + 1]) for s in range(len(number))]
         return number[-1]
 
-    def blocks(self, most: int = 1 << 16) -> Iterator[IntArray]:
-        """All vectors with sum k in lexicographic order, in blocks of about `most`."""
-        behind = np.concatenate([np.cumsum(self.most[::-1])[::-1], [0]])
-        todo = [np.zeros((1, 0), np.int64)]
-        while todo:
-            prefix = todo.pop()
-            u = prefix.shape[1]
-            if u == len(self.hosts):
-                if u:
-                    yield prefix
-                continue
-            if len(prefix) > most:
-                todo += [prefix[most:], prefix[:most]]
-                continue
-            left = self.problem.k - prefix.sum(axis=1)
-            first = np.maximum(left - behind[u + 1], 0)
-            times = np.maximum(np.minimum(left, self.most[u]) - first + 1, 0)
-            rows = np.repeat(np.arange(len(prefix)), times)
-            steps = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
-            todo.append(np.column_stack([prefix[rows], first[rows] + steps]))
+    def every(self) -> IntArray:
+        """All vectors with sum k in lexicographic order."""
+        k = self.problem.k
+        rows: list[tuple[int, ...]] = [()] * bool(self.hosts)
+        for u, most in enumerate(self.most.tolist()):
+            behind = int(self.most[u + 1 :].sum())
+            rows = [
+                (*row, count)
+                for row in rows
+                for count in range(max(0, k - sum(row) - behind), min(most, k - sum(row)) + 1)
+            ]
+        return np.array(rows, np.int64).reshape(len(rows), len(self.hosts))
 
     def gpus(self, vector: IntArray) -> tuple[int, ...]:
         """GPUs of a vector: the best subset of each host; of equal subsets the lowest ids."""
-        sizes, masks, parts = self.problem.cluster.sizes, self.state.masks, []
-        for h, count in zip(self.hosts, vector.tolist(), strict=True):
-            if count and sizes[h] <= MOST_BY_SUBSET:
-                parts.append((h, self.tables.best_subset(h, int(masks[h]), count)))
-            elif count:
-                parts.append((h, count))
-        return gpus_of(self.state, parts)
+        return tuple(
+            gpu for u, count in enumerate(vector.tolist()) for gpu in self._subset(u, count)
+        )
+
+    def _subset(self, u: int, count: int) -> tuple[int, ...]:
+        """The best free GPUs of the host of a column."""
+        h, part = self.hosts[u], count
+        if count and self.problem.cluster.sizes[h] <= MOST_BY_SUBSET:
+            part = self.tables.best_subset(h, int(self.state.masks[h]), count)
+        return gpus_of(self.state, [(h, part)])
 
 
 def _by_group(vectors: IntArray, group: IntArray) -> IntArray:
@@ -163,11 +115,3 @@ def _outside(vectors: IntArray, group: IntArray) -> IntArray:
     """GPUs outside the group of hosts that has most of them."""
     sums = _by_group(vectors, group)
     return np.asarray(sums.sum(axis=1) - sums.max(axis=1), np.int64)
-
-
-def _padded(rows: list[IntArray]) -> IntArray:
-    """Rows of different lengths as a table, filled up with -1."""
-    table = np.full((len(rows), max(map(len, rows), default=1)), -1, np.int64)
-    for i, row in enumerate(rows):
-        table[i, : len(row)] = row
-    return table

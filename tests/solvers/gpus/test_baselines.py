@@ -10,8 +10,7 @@ from subset_cases import problem_of, solved
 
 import optsched
 from optsched.bandwidth import Cluster, ClusterState, Host, HostType, Policy
-from optsched.bandwidth.topology.links import published_weight, weight
-from optsched.errors import InputError, UnsupportedProblem
+from optsched.errors import UnsupportedProblem
 from optsched_solvers.gpus.bandpilot import Proximity, RandomSubset, Topo
 from optsched_solvers.gpus.proximity import proximity
 from optsched_solvers.gpus.topo import nearest_links
@@ -80,30 +79,6 @@ def test_topo_rule():  # type: ignore[no-untyped-def]
     ]
     for free, k, expected in cases:
         assert nearest_links(cluster, cluster.parse(free), k) == cluster.parse(expected), free
-
-
-def test_topo_weights():  # type: ignore[no-untyped-def]
-    """As published PXB ranks above PIX."""
-    words = [["X", "PIX", "PXB"], ["PIX", "X", "SYS"], ["PXB", "SYS", "X"]]
-    cluster = Cluster((Host("a", "t"),), (HostType("t", 3, tuple(map(tuple, words))),))
-    assert nearest_links(cluster, (0, 1, 2), 2, weight) == (0, 1)
-    assert nearest_links(cluster, (0, 1, 2), 2, published_weight) == (0, 2)
-
-    class Flat(Tables):
-        def __init__(self) -> None:
-            self.cluster, self.limits, self.gaps, self.values = cluster, {}, 0, [5]
-
-        def intra_of(self, kind, which="value"):  # type: ignore[no-untyped-def]
-            return None
-
-        def network(self, patterns, which="value"):  # type: ignore[no-untyped-def]
-            return patterns.sum(axis=1) * 1_000_000 * (patterns.sum(axis=1) > 1)
-
-    problem = optsched.GpuPlacement(ClusterState.idle(cluster), Flat(), 2)
-    assert solved(problem, Topo())[1] == (0, 1)
-    assert solved(problem, Topo(), weights="published")[1] == (0, 2)
-    with pytest.raises(InputError, match="weights"):
-        optsched.solve(problem, Topo(), options={"weights": "heavy"})
 
 
 @pytest.mark.parametrize("solver", ALL, ids=lambda s: s.name)
