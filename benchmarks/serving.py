@@ -349,45 +349,55 @@ def executor(scenario: Path, network: Path) -> None:
 
 
 def live(scenario: Path, network: Path, n: int) -> None:
-    """Images submitted by eight threads, beside a simulation of the same arrivals."""
+    """Images submitted by eight threads, beside a simulation of the same arrivals, at three loads.
+
+    A load is the share of what the servers do at full width without batches.
+    """
     import torch
 
     print(machine())
     base, net = Scenario.read(scenario), serving.load_network(network)
     x, threads = serving.digits("test").x, 8
-    alone = base.cost[:, range(base.n_segments), -1, -1].sum(axis=1) + 4 * base.launch
-    rate = 0.5e9 * float((1 / alone).sum())  # half of what the servers do without batches
-    plan = serving.plan_instances(base, rate=rate)
-    sent = np.zeros(n)
-    futures: list[Any] = [None] * n
-
-    def work(thread: int) -> None:
-        rng = np.random.default_rng(thread)
-        at = time.perf_counter()
-        for i in range(thread, n, threads):
-            at += rng.exponential(threads / rate)
-            time.sleep(max(0.0, at - time.perf_counter()))
-            sent[i] = time.perf_counter()
-            futures[i] = server.submit(x[i % len(x)])
-
-    with serving.LiveServer(serving.Executor(net, base, plan=plan), x.shape[1:]) as server:
-        workers = [threading.Thread(target=work, args=(j,)) for j in range(threads)]
-        for one in workers:
-            one.start()
-        for one in workers:
-            one.join()
-    answers = [future.result() for future in futures]
     torch.set_num_threads(1)
-    wrong = sum(
-        not np.allclose(one.output, net(x[i % len(x)][None], one.widths)[0].detach(), atol=1e-4)
-        for i, one in enumerate(answers)
-    )
-    arrivals = np.sort(sent - sent.min()) * 1e3
-    simulated = serving.simulate(base.replace(arrival_ms=arrivals), plan=plan).summary
-    ms = np.sort([one.ms for one in answers])
-    print(f"{n} images at {rate:.0f}/s by {threads} threads, {wrong} wrong outputs")
-    print(f"mean {simulated.mean_ms:.2f} simulated, {ms.mean():.2f} ms measured")
-    print(f"P99 {simulated.p99_ms:.2f} simulated, {ms[-(-99 * n // 100) - 1]:.2f} ms measured")
+    alone = base.cost[:, range(base.n_segments), -1, -1].sum(axis=1) + 4 * base.launch
+
+    def serve(rate: float) -> None:
+        plan = serving.plan_instances(base, rate=rate)
+        sent = np.zeros(n)
+        futures: list[Any] = [None] * n
+
+        def work(thread: int) -> None:
+            rng = np.random.default_rng(thread)
+            at = time.perf_counter()
+            for i in range(thread, n, threads):
+                at += rng.exponential(threads / rate)
+                time.sleep(max(0.0, at - time.perf_counter()))
+                sent[i] = time.perf_counter()
+                futures[i] = server.submit(x[i % len(x)])
+
+        with serving.LiveServer(serving.Executor(net, base, plan=plan), x.shape[1:]) as server:
+            workers = [threading.Thread(target=work, args=(j,)) for j in range(threads)]
+            for one in workers:
+                one.start()
+            for one in workers:
+                one.join()
+        answers = [future.result() for future in futures]
+        wrong = sum(
+            not np.allclose(one.output, net(x[i % len(x)][None], one.widths)[0].detach(), atol=1e-4)
+            for i, one in enumerate(answers)
+        )
+        arrivals = np.sort(sent - sent.min()) * 1e3
+        simulated = serving.simulate(base.replace(arrival_ms=arrivals), plan=plan).summary
+        ms = np.sort([one.ms for one in answers])
+        cells = "  ".join(
+            f"{key[:-3]} {getattr(simulated, key):.2f} / {value:.2f}"
+            for key, value in (("mean_ms", ms.mean()), ("p50_ms", ms[n // 2]),
+                               ("p99_ms", ms[-(-99 * n // 100) - 1]))
+        )  # fmt: skip
+        print(f"{n} images at {rate:.0f}/s, {wrong} wrong; ms simulated / measured: {cells}")
+
+    for share in (0.3, 0.5, 0.6):
+        serve(share * 1e9 * float((1 / alone).sum()))
 
 
 def overload(scenario: Path, network: Path) -> None:

@@ -192,6 +192,7 @@ def _server(dice: random.Random, name: str, number: int, vram: Any, n: int) -> S
         sat_mmac=saturation,
         contention=dice.choice((None, rule)) if saturation else None,
         cost_ms=dice.choice((None, None, [_costs(dice, n, 1, measured=True) for _ in vram])),
+        parallel=dice.choice((None, None, 1, 2)),
     )
 
 

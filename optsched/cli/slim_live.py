@@ -143,11 +143,10 @@ def profile(
             on_progress=bar.task("rounds of measuring"),
         )
     scenario = costs.scenario(table, deadline_ms=deadline_ms, **trace)
-    for one in costs.devices:
-        error, server = "-" if one.error is None else f"{one.error:.1%}", one.server
-        print(f"{server.id}: launch {server.launch_ms:.3f} ms, load {server.load_ms:.1f} ms, "
-              f"off {error}, in use x{one.in_use:.2f}")  # fmt: skip
-    print(f"router {costs.router_ms:.3f} ms")
+    for one in costs.servers:
+        print(f"{one.id}: launch {one.launch_ms:.3f} ms, load {one.load_ms:.1f} ms, "
+              f"{one.parallel} batches at a time")  # fmt: skip
+    print(f"router {costs.router_ms:.3f} ms, mean latency of a trial predicted {costs.error:+.1%}")
     wrote(output, scenario.write, f": {scenario.n_requests} requests")
 
 

@@ -47,7 +47,7 @@ SERVER = np.dtype(
         "vram", "launch", "load_time",  # kB, ns
         "used", "reserved",  # kB held; key + 1 for which memory is being freed
         "waiting",  # a bit per key (segment, width) with queued blocks
-        "load", "running",  # U in 1/UNIT, batches
+        "load", "running", "parallel",  # U in 1/UNIT, batches, their limit
         "instances", "since", "wake",
     )] + [(name, "f8") for name in (
         "saturation", "knee", "below", "above", "idle_w", "peak_w",
@@ -134,6 +134,7 @@ def new_core(scenario: Scenario, blocks: int, settings: Settings) -> Core:
         row["knee"], row["below"], row["above"] = rule.knee, rule.below, rule.above
         row["idle_w"] = row["watts"] = one.idle_w
         row["peak_w"], row["wake"] = one.peak_w, NEVER
+        row["parallel"] = one.parallel or SLOTS
     block = np.zeros(blocks, BLOCK)
     block["next"] = np.arange(1, blocks + 1)
     block["next"][-1:] = -1
@@ -207,7 +208,7 @@ def handle(core, s, event, which, now):  # type: ignore[no-untyped-def]
     elif event == TICK:
         _unload_idle(core, s, now)
     blocked = 0
-    while server.waiting & ~blocked:
+    while server.waiting & ~blocked and server.running < server.parallel:
         key = _oldest(core, s, server.waiting & ~blocked)
         k, w = key // state.widths, key % state.widths
         i = _free_host(core, s, k, w)

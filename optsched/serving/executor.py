@@ -30,7 +30,7 @@ from optsched.serving.network import work_of
 from optsched.serving.server_process import Servers, parse_devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -95,6 +95,7 @@ class Controller:
         self.waiting = False  # whether requests wait at the router: `ROUTE` is possible
         self.batches: dict[tuple[int, int], Batch] = {}
         """Running batches by server and slot."""
+        self.busy = np.zeros(len(scenario.servers), np.int64)  # ns of batches
         found = new_world(scenario, self.router, *given, log=True)
         self._use(found._replace(transfer=frozen(0 * found.transfer)))  # links take real time
         world.feed.prepare()  # type: ignore[attr-defined]
@@ -107,7 +108,9 @@ class Controller:
         self._reserve()
         state, trace = self.world, self.world.trace[0]
         if event == core.DONE:
-            state.batch_row["end"][self.batches.pop((s, which)).row] = now
+            row = state.batch_row[self.batches.pop((s, which)).row]
+            row["end"] = now
+            self.busy[s] += now - row["start"]
         elif event in (core.LOADED, core.UNLOADED):  # replaces the time predicted by the model
             column = "ready" if event == core.LOADED else "unload"
             state.instance_row[column][state.core.instance["row"][s, which]] = now
@@ -127,6 +130,11 @@ class Controller:
             self.batches[at] = Batch(row, int(one["segment"]), int(one["width"]), requests)
             one["end"] = _PENDING
         return commands
+
+    def arrive(self, r: int, now: int) -> None:
+        """Process the arrival of a request: it has no commands."""
+        world.feed(self.world, world.ARRIVE, 0, r, now)
+        self.waiting = True
 
     def _reserve(self) -> None:
         """Make space for the rows of one event."""
@@ -328,8 +336,6 @@ class Loop(Controller):
         self.place = np.arange(self.scenario.n_requests)  # row of every request
         self.again: set[int] = set()  # requests that were queued once more
         self.outputs = servers.shapes[-1][-1]
-        self.busy = np.zeros(len(self.scenario.servers), np.int64)  # ns with a running batch
-        self._since = 0
         slots = np.argwhere(self.world.core.instance["state"]).tolist()
         servers.run([(s, i, self._loading(s, i)) for s, i in slots])  # the plan's
         self.origin = time.perf_counter_ns()
@@ -376,10 +382,7 @@ class Loop(Controller):
 
     def process(self, event: int, s: int, which: int) -> None:
         """Pass an event to the controller, and its commands to the servers."""
-        now, running = self.now(), self.world.core.server["running"]
-        self.busy += (running > 0) * (now - self._since)
-        self._since = now
-        commands = self.feed(event, s, which, now)
+        commands = self.feed(event, s, which, self.now())
         if dropped := self.shed():
             self.free += self.place[dropped].tolist()
             self.refuse(dropped, DeadlineMissed("the request could not be answered in time"))
@@ -417,28 +420,21 @@ class Loop(Controller):
         """Queue the requests of a dead server once more."""
         found = self.lose(s, self.now())
         if not self.servers.alive:
-            self.fail("no server is left")
+            raise RequestsLost(self.deaths("no server is left"))
         lost = [r for r, _ in found if r in self.again]
-        if lost:
-            self.lost(lost)
+        self.world.trace["completed"] += len(lost)
+        self.again.difference_update(lost)
+        self.free += self.place[lost].tolist()
+        self.refuse(lost, RequestsLost(self.deaths("the request lost its server twice")))
         for r, segment in found:
             if r not in lost:
                 self.again.add(r)
                 self.process(world.REQUEUE, segment, r)
 
-    def lost(self, requests: list[int]) -> None:
-        """Give up requests that have lost their server twice."""
-        self.fail(f"requests lost their server twice: {self.names(requests)}")
-
-    def names(self, requests: Iterable[int]) -> str:
-        """Return the identifiers of requests, shortened."""
-        return shortened([repr(self.scenario.ids[r]) for r in requests], 10)
-
-    def fail(self, reason: str) -> None:
-        """Raise `RequestsLost`."""
+    def deaths(self, reason: str) -> str:
+        """Return a message for `RequestsLost`."""
         errors = "".join(f"; server {s}: {text}" for s, text in self.servers.errors.items())
-        died = ", ".join(map(repr, self.died))
-        raise RequestsLost(f"servers died ({died}), {reason}{errors}")
+        return f"servers died ({', '.join(map(repr, self.died))}), {reason}{errors}"
 
 
 class _Replay(Loop):
@@ -449,6 +445,7 @@ class _Replay(Loop):
         self.images = images
         self.scores = np.full((len(images), int(np.prod(self.outputs))), np.nan, np.float32)
         self.last = len(images)  # arrivals stop after this many requests
+        self.error: RequestsLost | None = None
 
     def run(self, on_progress: Callable[[int, int], object] | None) -> LiveRun:
         """Serve until all arrived requests are completed."""
@@ -459,14 +456,25 @@ class _Replay(Loop):
                 try:
                     self.step()
                 except RequestsLost as error:
-                    open_ = self.names(np.flatnonzero(self._open()).tolist())
-                    failed = RequestsLost(f"{error}; requests that are not done: {open_}")
-                    failed.run = self._result()
-                    raise failed from None
+                    self.error = error
+                    break
                 if on_progress is not None and self.now() > reported + _POLL * 1e9:
                     reported = self.now()
                     on_progress(int(trace["completed"]), len(self.images))
-        return self._result()
+        request = self.world.request
+        open_ = np.flatnonzero((request["finish"] < 0) & (request["shed"] < 0)).tolist()
+        cut = self.now() if open_ else None
+        log, cost = self.log(cut, {"died": self.died} if self.died else {})
+        outputs = torch.from_numpy(self.scores).unflatten(1, self.outputs)
+        run = LiveRun(
+            self.scenario, log, log.summary, cost, request["finish"], request["tuple"], outputs
+        )
+        if self.error is None:
+            return run
+        names = shortened([repr(self.scenario.ids[r]) for r in open_], 10)
+        lost = RequestsLost(f"{self.error}; requests that are not done: {names}")
+        lost.run = run
+        raise lost
 
     def _stop(self) -> None:
         self.last = int(self.world.trace[0]["arrived"])
@@ -482,24 +490,16 @@ class _Replay(Loop):
             r = int(self.world.trace[0]["arrived"])
             self.place[r] = row = self.free.pop()
             self.memory[0, row, : self.images.shape[1]] = self.images[r]
-            self.process(world.ARRIVE, 0, r)
+            self.arrive(r, self.now())
 
     def answer(self, requests: Any, outputs: Any) -> None:
         """Store outputs."""
         self.scores[requests] = outputs
 
-    def _open(self) -> Any:
-        request = self.world.request
-        return (request["finish"] < 0) & (request["shed"] < 0)
-
-    def _result(self) -> LiveRun:
-        cut = self.now() if self._open().any() else None
-        log, cost = self.log(cut, {"died": self.died} if self.died else {})
-        outputs = torch.from_numpy(self.scores).unflatten(1, self.outputs)
-        request = self.world.request
-        return LiveRun(
-            self.scenario, log, log.summary, cost, request["finish"], request["tuple"], outputs
-        )
+    def refuse(self, requests: list[int], error: OptschedError) -> None:
+        """Report the loss of requests at the end."""
+        if requests and isinstance(error, RequestsLost):
+            self.error = error
 
 
 @contextmanager

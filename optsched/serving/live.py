@@ -16,7 +16,7 @@ import torch
 
 from optsched.errors import InputError
 from optsched.io.values import frozen, integer
-from optsched.serving import core, world
+from optsched.serving import core
 from optsched.serving.executor import DeadlineMissed, Executor, Loop, RequestsLost
 from optsched.serving.log import percentile
 from optsched.serving.tables import NEVER, NS_PER_MS, milliseconds
@@ -291,7 +291,7 @@ class LiveServer(Loop):
             self._futures[row] = future, key
             if key is not None:
                 self._lines.setdefault(key, deque()).append(future)
-            self.process(world.ARRIVE, 0, row)
+            self.arrive(row, self.now())
 
     def answer(self, requests: Any, outputs: Any) -> None:
         """Set the results of futures."""
@@ -321,20 +321,12 @@ class LiveServer(Loop):
 
     def refuse(self, requests: list[int], error: OptschedError) -> None:
         """Set the exceptions of futures."""
-        if isinstance(error, DeadlineMissed):
-            self._tally.shed += len(requests)
-        else:
-            self._tally.lost += len(requests)
+        shed = isinstance(error, DeadlineMissed)
+        self._tally.shed += shed * len(requests)
+        self._tally.lost += (not shed) * len(requests)
         for r in requests:
             future, key = self._futures.pop(r)
             self._complete(future, key, partial(future.set_exception, error))
-
-    def lost(self, requests: list[int]) -> None:
-        """Give up requests that have lost their server twice."""
-        self.world.trace["completed"] += len(requests)
-        self.again.difference_update(requests)
-        self.free += requests
-        self.refuse(requests, RequestsLost("the request lost its server twice"))
 
 
 def _nvml(device: str) -> tuple[float | None, float | None, str]:

@@ -60,7 +60,8 @@ def check(scenario: Scenario, log: Log | Mapping[str, Any] | str | os.PathLike[s
         ours, given = scenario.sha256, found.scenario.sha256
         raise InputError(f"the log is of another scenario: {given:.12}, this one is {ours:.12}")
     facts = _Facts(scenario, found)
-    rules = [_instances, _memory, _batches, _completeness, _shed, _order, _fifo, _summary]
+    rules = [_instances, _memory, _batches, _parallel, _completeness, _shed, _order, _fifo]
+    rules += [_summary]
     if not found.wall_clock:
         rules += [_durations, _router]
     return [sentence for rule in rules for sentence in rule(facts)]
@@ -189,6 +190,17 @@ def _batches(f: _Facts) -> Iterator[str]:
     ):
         for b in np.flatnonzero(wrong).tolist():
             yield f"{f.the_batch(b)} {what}: {f.the_instance(f.host[b])}"
+
+
+def _parallel(f: _Facts) -> Iterator[str]:
+    """A server runs as many batches at a time as it may."""
+    for s, server in enumerate(f.scenario.servers):
+        rows = np.flatnonzero(f.batch["server"] == s)
+        start, end = (np.sort(f.batch[key][rows]) for key in ("start", "end"))
+        begun = np.searchsorted(start, f.batch["start"][rows], "right")
+        running = begun - np.searchsorted(end, f.batch["start"][rows] + SLACK, "right")
+        for b in rows[running > (server.parallel or len(rows))].tolist():
+            yield f"{f.the_batch(b)} is above the limit of {server.parallel} on {f.server(s)}"
 
 
 def _completeness(f: _Facts) -> Iterator[str]:

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 
 from optsched.errors import InputError
 from optsched.io.values import integer
-from optsched.serving.plan import Plan
-from optsched.serving.routers import JSED, RandomWidth, Router
+from optsched.serving.plan import plan_instances
 from optsched.serving.scenario import Scenario
-from optsched.serving.tables import SLOTS, Contention, Server
+from optsched.serving.tables import SLOTS, Server
 from optsched.serving.workload import arrivals
 
 if TYPE_CHECKING:
@@ -25,18 +24,7 @@ if TYPE_CHECKING:
     from optsched.serving.tables import FloatArray
 
 _WARM: Final = 2  # warm-up rounds
-_TRIAL: Final = 1000  # requests of the trial
-
-
-class DeviceCosts(NamedTuple):
-    """Costs on one server; `error` is the mean relative error on batches held out of the fit.
-
-    `in_use` is the factor of its costs while requests are served, see `profile`.
-    """
-
-    server: Server
-    error: float | None
-    in_use: float = 1.0
+_TRIAL: Final = 2000  # requests of the trial, in at most 20 s
 
 
 class Costs(NamedTuple):
@@ -45,9 +33,8 @@ class Costs(NamedTuple):
     Examples
     --------
     >>> from optsched import serving
-    >>> from optsched.serving.profiler import DeviceCosts
     >>> server = serving.Server("cpu", 64, launch_ms=0.5, ms_per_mmac=1, idle_w=0, peak_w=0)
-    >>> costs = serving.Costs(8, [0.5, 1], [[[1, 2]]], [[5, 10]], [DeviceCosts(server, None)])
+    >>> costs = serving.Costs(8, [0.5, 1], [[[1, 2]]], [[5, 10]], [server])
     >>> costs.scenario({"0": 60, "1": 70}, rate=50, seconds=0.1)
     Scenario('', 7 requests, 1 servers, 1 segments, widths (0.5, 1.0))
     """
@@ -56,8 +43,10 @@ class Costs(NamedTuple):
     widths: Sequence[float]
     mmac: list[list[list[float]]]
     vram_mb: list[list[float]]
-    devices: list[DeviceCosts]
+    servers: list[Server]
     router_ms: float = 0.0
+    error: float | None = None
+    """Relative error of the simulated mean latency of a trial, before it was used."""
 
     def scenario(
         self,
@@ -80,9 +69,8 @@ class Costs(NamedTuple):
         fields
             Other fields of `Scenario`.
         """
-        given = {key: value for key, value in self._asdict().items() if key != "devices"} | {
+        given = {key: value for key, value in self._asdict().items() if key != "error"} | {
             "accuracy": accuracy,
-            "servers": [one.server for one in self.devices],
             "arrival_ms": arrivals(rate, burst=burst, seconds=seconds, seed=seed),
         }
         return Scenario(**{**given, **fields})
@@ -102,8 +90,9 @@ def profile(
     """Measure every segment, input width, width and batch on every server, and fit its costs.
 
     The servers are those of `Executor`, all busy; times are measured in the parent process and
-    include messages. Instances have all widths; some are measured several at a time. At last,
-    trials serve requests at half of the capacity: all costs of a server are scaled to its batches.
+    include messages. Instances have all widths; the largest batches are measured several at a time,
+    for `Server.parallel`. At last, two trials serve requests at half of the capacity: `launch_ms`
+    is corrected until the simulated mean latency is the measured one.
 
     Parameters
     ----------
@@ -116,7 +105,7 @@ def profile(
     repeats
         Rounds in random orders, of which medians are taken.
     seed
-        Of the orders and of the batches held out of the fit.
+        Of the orders.
     on_progress
         Called with the numbers of completed and of all rounds.
 
@@ -141,10 +130,8 @@ def profile(
         raise InputError(f"devices, net: {len(devices)} devices, {k} segments (at most {SLOTS})")
     each = SLOTS // k  # instances of a segment
     cases = [(j, i, v, n, m) for j in range(k) for i in range(w if j else 1) for v in range(w)
-             for n in sizes for m in range(1, each + 1) if m == 1 or n == sizes[0]]  # fmt: skip
-    inner = [row for row, (*_, n, m) in enumerate(cases) if m == 1 and sizes[0] < n < sizes[-1]]
-    held = np.zeros(len(cases), np.bool_)
-    held[rng.permutation(inner)[: len(inner) // 4].astype(np.int64)] = True
+             for n in sizes for m in range(1, each + 1)
+             if m == 1 or (v, n) == (w - 1, sizes[-1])]  # fmt: skip
     with Servers(net, devices, shape, sizes[-1]) as servers:
         servers.memory.normal_()
         loads = [
@@ -160,10 +147,10 @@ def profile(
     found = []
     for s, (device, _) in enumerate(servers.places):
         one = Server(f"{device}-{s}", capacity, 0, 0, 0, 0, float(np.median(loads, axis=0)[s]))
-        found.append(fit(one, np.array(cases), np.median(ms[_WARM:, s], axis=0), held, mmac))
+        found.append(fit(one, np.array(cases), np.median(ms[_WARM:, s], axis=0), mmac))
     costs = Costs(sizes[-1], net.widths, mmac.tolist(), vram_mb.tolist(), found)
     for _ in range(2):  # the second trial is at half of the capacity that the first has found
-        costs = _in_use(net, costs, devices, shape)
+        costs = _corrected(net, costs, devices, shape)
     return costs
 
 
@@ -186,96 +173,87 @@ def _rounds(
                 tasks += [(s, j * each + slot, task) for slot in range(m)]
             times = np.array(servers.run(tasks))
             to = np.array(tasks, object)[:, 0]
-            row[every, step] = [times[to == s].mean() for s in every]
+            row[every, step] = [times[to == s].max() for s in every]
             sleep(times.max() / 1e3)  # idle time between batches, as in use
         if on_progress is not None:
             on_progress(done, rounds)
     return ms
 
 
-def _in_use(net: Segmented, costs: Costs, devices: Sequence[str], shape: Sequence[int]) -> Costs:
-    """Correct costs by a trial at half of the capacity: the router uses the same cores.
+def _corrected(net: Segmented, costs: Costs, devices: Sequence[str], shape: Sequence[int]) -> Costs:
+    """Correct costs by a trial of submitted images: router, messages and answers take time, too.
 
-    Costs of a server are scaled by the mean duration of its batches that started alone. The
-    duration of a decision is the mean time from a request's arrival, or the end of its batch, to
-    its next queue.
+    A constant is added to `launch_ms` such that the simulated servers are as long busy as the real
+    ones; then `router_ms` makes the simulated mean latency the measured one.
     """
     import torch
 
     from optsched.serving.executor import Executor
+    from optsched.serving.live import LiveServer
+    from optsched.serving.simulator import simulate
 
     k, w = np.shape(costs.vram_mb)
-    alone = max(k * one.server.launch_ms + np.mean(one.server.cost_ms, axis=(1, 2)).sum()
-                for one in costs.devices)  # fmt: skip
-    rate = 500 * len(devices) / alone
-    scenario = costs.scenario(np.zeros((w,) * k), rate=rate, seconds=_TRIAL / rate)
-    rows = [(s, j, w - 1) for s in range(len(devices)) for j in range(k)]
-    plan, router = Plan.of(rows * (SLOTS // k)), Router(RandomWidth(), JSED(), 1)
-    images = torch.zeros(scenario.n_requests, *shape)
-    log = Executor(net, scenario, router, plan, devices=devices).run(images).log
-    assert log is not None
-    r, queued, batch = log.entries["request"], log.entries["queued"], log.batches
-    of = np.repeat(np.arange(len(batch)), batch["images"])
-    at = batch["segment"][of]
-    before, width = np.zeros((2, scenario.n_requests, k + 1), np.int64)
-    before[:, 0], before[r, at + 1] = scenario.arrival, batch["end"][of]
-    width[r, at + 1] = batch["width"][of]
-    widest = np.zeros(len(batch), np.int64)
-    np.maximum.at(widest, of, width[r, at])
-    to, end = batch["server"], batch["end"]
-    work = scenario.cost[to, batch["segment"], widest, batch["width"]] * batch["images"]
-    fitted, found = work + scenario.launch[to], []
-    for s, one in enumerate(costs.devices):
-        row = np.flatnonzero(to == s)
-        row = row[np.argsort(batch["start"][row], kind="stable")]
-        free = np.maximum.accumulate(np.append(0, end[row][:-1]))
-        row = row[batch["start"][row] >= free]
-        factor = float((end - batch["start"])[row].sum() / max(fitted[row].sum(), 1.0)) or 1.0
-        server = replace(
-            one.server, launch_ms=one.server.launch_ms * factor,
-            ms_per_mmac=one.server.ms_per_mmac * factor,
-            cost_ms=(np.array(one.server.cost_ms) * factor).tolist(),
-        )  # fmt: skip
-        found.append(one._replace(server=server, in_use=factor * one.in_use))
-    return costs._replace(devices=found, router_ms=float((queued - before[r, at]).mean()) / 1e6)
+    alone = [k * one.launch_ms + np.sum(one.cost_ms, 0)[-1, -1] for one in costs.servers]
+    rate = 500 * sum((one.parallel or 1) / ms for one, ms in zip(costs.servers, alone, strict=True))
+    table = np.indices((w,) * k).sum(axis=0)  # more than the time that width takes
+    given = costs.scenario(table, rate=rate, seconds=min(20, _TRIAL / rate))
+    plan, first = plan_instances(given), given.n_requests // 5  # those before are cold
+    image, sent, futures, busy = torch.zeros(*shape), [], [], 0
+    with LiveServer(Executor(net, given, None, plan, devices=devices), shape) as server:
+        begin = server.now()
+        for r, at in enumerate(given.arrival):
+            sleep(max(0, begin + at - server.now()) / 1e9)
+            busy -= int(server.busy.sum()) if r == first else 0
+            sent.append((server.now() - begin) / 1e6)
+            futures.append(server.submit(image))
+    busy += int(server.busy.sum())
+    mean = float(np.mean([future.result().ms for future in futures[first:]]))
+
+    def simulated(extra: float, router_ms: float) -> tuple[Costs, float, float]:
+        """Costs with a constant added to `launch_ms`; their busy time and mean latency."""
+        servers = [replace(one, launch_ms=max(0, one.launch_ms + extra)) for one in costs.servers]
+        scenario = given.replace(servers=servers, router_ms=router_ms, arrival_ms=sent)
+        run = simulate(scenario, plan=plan)
+        assert run.log is not None
+        rows = run.log.batches[run.log.batches["start"] >= scenario.arrival[first]]
+        latency = float((run.finish - scenario.arrival)[first:].mean()) / 1e6
+        found = costs._replace(servers=servers, router_ms=router_ms)
+        return found, float((rows["end"] - rows["start"]).sum()), latency
+
+    error = simulated(0, costs.router_ms)[2] / mean - 1
+    least = -max(one.launch_ms for one in costs.servers)
+    extra = _root(lambda x: simulated(x, costs.router_ms)[1] - busy, least, mean)
+    router_ms = _root(lambda x: simulated(extra, x)[2] - mean, 0, mean)
+    return simulated(extra, router_ms)[0]._replace(error=error)
 
 
-def fit(
-    server: Server, cases: IntArray, ms: FloatArray, held: Any, mmac: FloatArray
-) -> DeviceCosts:
+def _root(f: Callable[[float], float], low: float, high: float) -> float:
+    """Root of an increasing function, by bisection."""
+    for _ in range(20):
+        middle = (low + high) / 2
+        low, high = (middle, high) if f(middle) < 0 else (low, middle)
+    return low
+
+
+def fit(server: Server, cases: IntArray, ms: FloatArray, mmac: FloatArray) -> Server:
     """Fit the costs of a server by least relative errors; `mmac` is [segment][input width][width].
 
-    `cases` are rows (segment, input width, width, images, batches at a time), `ms` the durations of
-    such batches; those `held` out of the fit are for its error.
-
-    First launch and costs, from single batches, by non-negative least squares. Then contention, by
-    a grid of knees; the slope above the knee makes the sum over all samples exact. The slope below
-    is 0, since the load of a single batch is included in its cost.
+    `cases` are rows (segment, input width, width, images, batches at a time), those of several
+    batches behind that of one; `ms` are the times until all batches have ended. Launch and costs
+    are fitted by non-negative least squares. `parallel` is the best gain of throughput.
     """
     from scipy.optimize import nnls
 
     k, i, w, n, together = cases.T
-    many = together > 1
-    column = 1 + np.ravel_multi_index((k, i, w), mmac.shape)
     a = np.zeros((len(ms), 1 + mmac.size))
-    a[:, 0], a[np.arange(len(ms)), column] = 1 / ms, n / ms
-    seen = ~held & ~many
-    x = nnls(a[seen], np.ones(int(seen.sum())))[0]
-    launch, work = float(x[0]), n * x[column]
-    residual, best, slower = ms - launch - work, None, np.zeros(len(ms))
-    least = float((0.9 * residual[many] ** 2 - 1e-12 * ms[many] ** 2).sum())
-    sat = float(mmac[k, i, w].min()) / 1e3  # any batch has a load of 1: U is their number
-    for knee in 1.02 * np.linspace(1, together.max(), 20)[: 19 * int(many.any())]:
-        over = work * np.maximum(0, 1.02 * together - knee)
-        above = max(0.0, float(residual[many].sum() / max(over[many].sum(), 1e-300)))
-        off = float(((residual - above * over)[many] ** 2).sum())
-        if off < least:
-            least, slower, best = off, above * over, Contention(float(knee), 0.0, above)
-    fitted = launch + work + slower
-    error = np.abs(fitted - ms) / ms
-    cost: Any = x[1:].reshape(mmac.shape)
-    cost[0] = cost[0, :1]  # images have one width
-    per_mmac = float(cost.sum() / mmac.sum())
-    rule: dict[str, Any] = {} if best is None else {"sat_mmac": sat, "contention": best}
-    found = replace(server, launch_ms=launch, ms_per_mmac=per_mmac, cost_ms=cost.tolist(), **rule)
-    return DeviceCosts(found, float(error[held].mean()) if held.any() else None)
+    a[:, 0] = 1 / ms
+    a[np.arange(len(ms)), 1 + np.ravel_multi_index((k, i, w), mmac.shape)] = n / ms
+    launch, *cost = nnls(a[together == 1], np.ones(int((together == 1).sum())))[0]
+    table: Any = np.reshape(cost, mmac.shape)
+    table[0] = table[0, :1]  # images have one width
+    gain = together * ms[np.arange(len(ms)) + 1 - together] / ms
+    most = max(float(np.median(gain[together == m])) for m in {*together.tolist()})
+    return replace(
+        server, launch_ms=float(launch), ms_per_mmac=float(table.sum() / mmac.sum()),
+        cost_ms=table.tolist(), parallel=max(1, round(most)),
+    )  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 
 from optsched.io.values import frozen
 from optsched.kernels.compile import helper
-from optsched.serving.core import EMPTY, FREE, UNIT, UNLOADING, load_of, slowdown
+from optsched.serving.core import BUSY, EMPTY, FREE, UNIT, UNLOADING, load_of, slowdown
 from optsched.serving.tables import NEVER, SLOTS
 
 if TYPE_CHECKING:
@@ -282,21 +282,29 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
 def _hosts(core, s, k, w, now):  # type: ignore[no-untyped-def]
     """Number of instances that can run (k, w), and ns until the first could start."""
     server = core.server[s]
-    hosts, soonest = 0, NEVER
+    hosts, soonest, ended = 0, NEVER, NEVER
     for i in range(SLOTS):
         slot = core.instance[s, i]
+        if slot.state == BUSY:
+            ended = min(ended, slot.until)
         resident = slot.state != EMPTY and slot.state != UNLOADING
         if resident and slot.segment == k and slot.width >= w:
             hosts += 1
             soonest = min(soonest, now if slot.state == FREE else slot.until)
     if hosts == 0:
         return 0, 1.0 * server.load_time
+    widths, most = core.vram.shape[1], hosts
+    first, last = k * widths, (k + 1) * widths
+    if server.parallel < SLOTS:  # all queues share the limit
+        first, last, most = 0, core.queue.shape[1], min(hosts, server.parallel)
+        if server.running >= server.parallel:
+            soonest = max(soonest, ended)
     others = 0.0
-    for v in range(core.vram.shape[1]):
-        queue = core.queue[s, k * core.vram.shape[1] + v]
-        if v != w and queue.head >= 0:
+    for key in range(first, last):
+        queue = core.queue[s, key]
+        if key != k * widths + w and queue.head >= 0:
             others += server.launch + queue.work
-    return hosts, max(0, soonest - now) + others / hosts
+    return hosts, max(0, soonest - now) + others / most
 
 
 @helper(counted=False, inline=True)

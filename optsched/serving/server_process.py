@@ -76,7 +76,7 @@ class Servers:
         """Errors of tasks by server; they have ended it."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ends: list[list[Connection]] = []
-        self._at: dict[Connection, tuple[int, int]] = {}  # server and slot
+        self._at: dict[int, tuple[int, int]] = {}  # server and slot by file, of those alive
         self._bell, self._button = os.pipe()
         self._rung = False
 
@@ -126,7 +126,7 @@ class Servers:
         pairs = [Pipe() for _ in range(SLOTS)]
         files = [memory, *(end.fileno() for _, end in pairs)]
         self._ends.append([end for end, _ in pairs])
-        self._at |= {end: (len(self._processes), i) for i, (end, _) in enumerate(pairs)}
+        self._at |= {end.fileno(): (len(self._processes), i) for i, (end, _) in enumerate(pairs)}
         process = subprocess.Popen(
             [sys.executable, "-c", f"from {__name__} import main; main()", *map(str, files)],
             stdin=subprocess.DEVNULL,
@@ -162,21 +162,20 @@ class Servers:
     def receive(self, timeout: float | None = None) -> list[tuple[int, int]]:
         """Wait for tasks to end; returns servers and slots, slot -1 for a server that has died."""
         found = []
-        watched: list[Any] = [*self._at, self._bell]
-        for end in select.select(watched, (), (), timeout)[0]:
-            if end == self._bell:
+        for file in select.select([*self._at, self._bell], (), (), timeout)[0]:
+            if file == self._bell:
                 os.read(self._bell, 16)
                 self._rung = False
-            if end not in self._at:
+            if file not in self._at:
                 continue  # its server died in this call
-            s, slot = self._at[end]
+            s, slot = self._at[file]
             try:
-                if error := end.recv_bytes():
+                if error := self._ends[s][slot].recv_bytes():
                     self.errors[s] = error.decode()
             except (EOFError, OSError):
                 slot = -1
             if slot < 0 or s in self.errors:
-                self._at = {end: at for end, at in self._at.items() if at[0] != s}
+                self._at = {file: at for file, at in self._at.items() if at[0] != s}
                 self._processes[s].kill()
                 self._processes[s].wait()  # no more writes to the shared memory
                 slot = -1

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from optsched.errors import InputError
-from optsched.io.values import frozen, label, number
+from optsched.io.values import frozen, integer, label, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -161,6 +161,8 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         Needs `sat_mmac`.
     cost_ms
         Measured time per image, [segment][input width][width], instead of MMACs * `ms_per_mmac`.
+    parallel
+        Most batches at a time, such as the number of cores; None: one an instance.
 
     Examples
     --------
@@ -178,6 +180,7 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     sat_mmac: float | None = None
     contention: Contention | None = None
     cost_ms: Any = None
+    parallel: int | None = None
 
 
 def checked_server(s: int, given: Any, shape: tuple[int, int]) -> Server:
@@ -208,6 +211,8 @@ def checked_server(s: int, given: Any, shape: tuple[int, int]) -> Server:
         if (k := len(work_table(f"{place}.cost_ms", given.cost_ms, shape[1]))) != shape[0]:
             raise InputError(f"{place}.cost_ms: expected {shape[0]} segments, got {k}")
         found["cost_ms"] = [np.asarray(part, np.float64).tolist() for part in given.cost_ms]
+    if given.parallel is not None:
+        found["parallel"] = integer(f"{place}.parallel", given.parallel, 1, SLOTS)
     return Server(**found)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -115,6 +116,17 @@ def test_mutations_of_any_log(seed: int) -> None:
     wrong[3]["batches"][at]["requests"][0]["queued_ms"] = row["start_ms"] + 1e-3
     assert all(rejected(scenario, mutant) for mutant in wrong)
     assert check(scenario, log) == []
+
+
+def test_a_limit_of_batches_at_a_time() -> None:
+    """It is kept, and its violation is found; the second batch takes all that wait."""
+    free, limited = (plain([0.0, 0.1, 0.2, 0.3], max_batch=8, parallel=most) for most in (None, 1))
+    router, plan = Router(Static((0,)), group=1), Resident([(0, 0, 0)] * 3)
+    found = simulate(limited, router, plan=plan).log
+    assert check(limited, found) == []
+    assert found.batches["images"].tolist() == [1, 3]
+    log = replace(simulate(free, router, plan=plan).log, scenario=limited)
+    assert any("is above the limit of 1 on server" in sentence for sentence in check(limited, log))
 
 
 def test_the_log_of_another_scenario() -> None:

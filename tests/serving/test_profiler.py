@@ -9,7 +9,6 @@ import pytest
 
 from optsched.errors import InputError
 from optsched.serving import profiler
-from optsched.serving.plan import Plan
 from optsched.serving.profiler import Costs, fit, profile
 from optsched.serving.routers import Router, Static
 from optsched.serving.simulator import simulate
@@ -20,40 +19,24 @@ CASES = [(k, i, w) for k in range(2) for i in range(2) for w in range(2) if k or
 ROUTER = Router(Static((1, 1)), group=1)
 
 
-def costs(launch: float, cost: Any, cores: float = np.inf) -> Costs:
+def costs(launch: float, cost: Any, cores: int = 1) -> Costs:
     """Fitted to what two servers would show whose batches share so many cores."""
     cases = np.array([(*case, n, m) for case in CASES for n in (1, 2, 4, 8, 16) for m in (1, 2, 3)])
     k, i, w, n, m = cases.T
-    ms = launch + n * cost[k, i, w] * np.maximum(1.0, m / cores)
-    own = [
-        fit(Server(f"cpu-{s}", 48, 0, 0, 0, 0, 2.0 + s), cases, ms, m * n == 2, MMAC)
-        for s in range(2)
-    ]
+    ms = (launch + n * cost[k, i, w]) * np.maximum(1.0, m / cores)
+    own = [fit(Server(f"cpu-{s}", 48, 0, 0, 0, 0, 2.0 + s), cases, ms, MMAC) for s in range(2)]
     return Costs(16, [0.5, 1.0], MMAC.tolist(), [[1, 2], [3, 4]], own)
 
 
-@pytest.mark.parametrize("launch", [0.0, 0.4])
-def test_fit_recovers_costs(launch: float) -> None:
-    """Exact times give launch and costs back, also a cost of nothing."""
+@pytest.mark.parametrize(("launch", "cores"), [(0.0, 1), (0.4, 2)])
+def test_fit_recovers_costs(launch: float, cores: int) -> None:
+    """Exact times give launch and costs back, also a cost of nothing, and the number of cores."""
     cost = MMAC * np.array([[[0.3]], [[0.2]]])
     cost[1, 0, 0] *= not launch
-    found = costs(launch, cost).devices[0]
-    assert found.server.launch_ms == pytest.approx(launch, abs=1e-6)
-    assert np.array(found.server.cost_ms) == pytest.approx(cost, abs=1e-6)
-    assert found.server.contention is None
-    assert found.error == pytest.approx(0, abs=1e-6)
-
-
-@pytest.mark.parametrize("cores", [1, 2])
-def test_fit_recovers_contention(cores: int) -> None:
-    """Batches that share cores do so in a simulation of the fitted costs."""
-    given = costs(0.01, MMAC, cores)
-    scenario = given.scenario(np.ones((2, 2)), rate=0).replace(arrival_ms=[0.0] * 3)
-    log = simulate(scenario, ROUTER, plan=Plan.of([(0, 0, 1)] * 3 + [(0, 1, 1)])).log
-    assert log is not None
-    first = np.sort(log.batches["start"])[0] == log.batches["start"]
-    took = (log.batches["end"] - log.batches["start"])[first] / 2e6
-    assert took == pytest.approx([max(1.0, m / cores) for m in (1, 2, 3)], rel=0.05)
+    found = costs(launch, cost, cores).servers[0]
+    assert found.launch_ms == pytest.approx(launch, abs=1e-6)
+    assert np.array(found.cost_ms) == pytest.approx(cost, abs=1e-6)
+    assert found.parallel == cores
 
 
 def test_scenario() -> None:
@@ -86,11 +69,10 @@ def test_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     found = profile(network(), ["cpu"], (1, 2, 4), side=8, repeats=1,
                     on_progress=lambda *at: told.append(at))  # fmt: skip
     assert told == [(j, len(told)) for j in range(1, len(told) + 1)]
-    (one,) = found.devices
-    assert one.error is not None  # of batches held out
-    assert min(one.in_use, one.server.load_ms or 0) > 0
-    assert [np.array(part).shape for part in one.server.cost_ms] == [(2, 2), (2, 2)]
-    assert found.vram_mb[1][1] > found.vram_mb[1][0] > 0 < found.router_ms
+    (one,) = found.servers
+    assert min(one.parallel or 0, one.load_ms or 0) > 0 and found.error is not None
+    assert [np.array(part).shape for part in one.cost_ms] == [(2, 2), (2, 2)]
+    assert found.vram_mb[1][1] > found.vram_mb[1][0] > 0 <= found.router_ms
     assert simulate(found.scenario(np.ones((2, 2)), rate=50), ROUTER).summary.completion == 1
 
 
