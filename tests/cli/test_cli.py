@@ -239,6 +239,8 @@ def test_an_exception_inside_a_solver(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     assert (ran.code, ran.out) == (1, "") and not Path("out.json").exists()
     assert ran.err.startswith("failed: solver dispatch: KeyError: 'tenure' (")
     assert f"test_cli.py:{broken.__code__.co_firstlineno + 1})" in ran.err
+    monkeypatch.setattr(type(find_solver("dispatch")), "supports", broken)
+    assert "supports() raises KeyError: 'tenure'" in cli("show", "ft06").out
 
 
 @pytest.mark.parametrize("name", ["la01"])
