@@ -98,9 +98,7 @@ def folder_of(trainer: ArrayTrainer, request: Request) -> CheckpointFolder | Non
     if request.checkpoint is None:
         return None
     config = trainer.config
-    folder = CheckpointFolder(Path(request.checkpoint), trainer.cuts, config.every, config.keep)
-    folder.whole = config.replicas == 1
-    return folder
+    return CheckpointFolder(Path(request.checkpoint), trainer.cuts, config.every, config.keep)
 
 
 def _shared_settings(

@@ -20,13 +20,13 @@ from typing import Any
 from optsched.serving.log import Log, Summary
 from optsched.serving.log_check import check
 from optsched.serving.plan import Plan, plan_instances
-from optsched.serving.policy import Policy
 from optsched.serving.routers import (
     JSED,
     Backlog,
     Decision,
     InfeasibleRoute,
     MarginalCost,
+    Policy,
     PowerOfTwo,
     Random,
     RandomWidth,

@@ -13,8 +13,8 @@ import numpy as np
 from numba import from_dtype, types
 
 from optsched.errors import InputError
-from optsched.kernels.compile import INT, helper
-from optsched.serving.tables import NEVER, SLOTS, Contention
+from optsched.kernels.compile import INT, helper, records
+from optsched.serving.tables import NEVER, SLOTS, Contention, fields
 
 if TYPE_CHECKING:
     from optsched.serving.scenario import Scenario, Settings
@@ -34,46 +34,29 @@ EMPTY, LOADING, FREE, BUSY, UNLOADING = range(5)
 UNIT: Final = 2**28
 """Units of a load of 1: sums of integers are exact."""
 
-STATE = np.dtype(
-    [(name, "i8") for name in (
-        "cap", "idle", "starve", "strict", "max_batch", "widths",  # settings; times in ns
-        "commands", "free_block", "order",
-    )] + [("util_block", "i8")]
-)  # fmt: skip
-"""Settings of all servers, the number of commands, and the order of blocks."""
+STATE = fields("cap idle starve strict util_block max_batch widths commands free_block order")
+"""Settings of all servers (times in ns), the number of commands, and the order of blocks."""
 
-SERVER = np.dtype(
-    [(name, "i8") for name in (
-        "vram", "launch", "load_time",  # kB, ns
-        "used", "reserved",  # kB held; key + 1 for which memory is being freed
-        "waiting",  # a bit per key (segment, width) with queued blocks
-        "load", "running", "parallel",  # U in 1/UNIT, batches, their limit
-        "instances", "since", "wake",
-    )] + [(name, "f8") for name in (
-        "saturation", "knee", "below", "above", "idle_w", "peak_w",
-        "queued", "active", "queued_mmac",  # ns of queued and running work, queued MMACs
-        "watts", "energy",  # J up to `since`
-    )]
-)  # fmt: skip
+SERVER = fields(
+    "vram launch load_time used reserved waiting load running parallel instances since wake",
+    "saturation knee below above idle_w peak_w queued active queued_mmac watts energy",
+)
+"""`vram` and `used` are kB, `launch` and `load_time` ns, `load` is U in 1/`UNIT`.
 
-INSTANCE = np.dtype(
-    [(name, "i8") for name in (
-        "state", "id", "segment", "width", "pinned", "idle_since", "until",
-        "first", "images", "load", "row",
-    )] + [("work", "f8")]
-)  # fmt: skip
+`reserved` is 1 + the key for which memory is being freed, `waiting` has a bit per key (segment,
+width) with queued blocks. `running` counts batches, at most `parallel`; `queued` and `active` are
+ns of queued and running work. `energy` is J up to `since`.
+"""
+
+INSTANCE = fields("state id segment width pinned idle_since until first images load row", "work")
 """`first` is the first block of the running batch; `row` is a field of the caller."""
 
-BLOCK = np.dtype(
-    [(name, "i8") for name in (
-        "next", "first", "images", "segment", "width", "widest", "queued", "order",
-    )] + [("work", "f8"), ("mmac", "f8")]
-)  # fmt: skip
+BLOCK = fields("next first images segment width widest queued order", "work mmac")
 """Requests routed together; `first` is a field of the caller, `widest` the widest input."""
 
-QUEUE = np.dtype([("head", "i8"), ("tail", "i8"), ("work", "f8")])
+QUEUE = fields("head tail", "work")
 
-COMMAND = np.dtype([(name, "i8") for name in ("kind", "server", "instance", "until")])
+COMMAND = fields("kind server instance until")
 """`until` is the end of a batch or load by the model, or the time of a timer."""
 
 
@@ -96,16 +79,12 @@ class Core(NamedTuple):
     """kB of an instance, [segment][width]."""
 
 
-def records(dtype: np.dtype[Any], axes: int = 1) -> types.Array:
-    """Return the type of an array of records."""
-    return types.Array(from_dtype(dtype), axes, "C")
-
-
 _READ = {n: types.Array(types.float64, n, "C", readonly=True) for n in (3, 4)}
 CORE = types.NamedTuple(
     (
-        records(STATE), records(SERVER), records(INSTANCE, 2), records(QUEUE, 2), records(BLOCK),
-        records(COMMAND), _READ[4], _READ[3], types.Array(types.int64, 2, "C", readonly=True),
+        records(STATE), records(SERVER), types.Array(from_dtype(INSTANCE), 2, "C"),
+        types.Array(from_dtype(QUEUE), 2, "C"), records(BLOCK), records(COMMAND),
+        _READ[4], _READ[3], types.Array(INT, 2, "C", readonly=True),
     ),
     Core,
 )  # fmt: skip
@@ -140,11 +119,9 @@ def new_core(scenario: Scenario, blocks: int, settings: Settings) -> Core:
     block["next"][-1:] = -1
     queue = np.zeros((len(server), scenario.vram.size), QUEUE)
     queue["head"] = queue["tail"] = -1
-    return Core(
-        state, server, np.zeros((len(server), SLOTS), INSTANCE),
-        queue,
-        block, np.zeros(4 * SLOTS, COMMAND), scenario.cost, scenario.mmac, scenario.vram,
-    )  # fmt: skip
+    instance, command = np.zeros((len(server), SLOTS), INSTANCE), np.zeros(4 * SLOTS, COMMAND)
+    costs = scenario.cost, scenario.mmac, scenario.vram
+    return Core(state, server, instance, queue, block, command, *costs)
 
 
 def pin(core: Core, server: int, segment: int, width: int) -> int:
@@ -166,11 +143,8 @@ def new_block(core, s, k, w, first, images, widest):  # type: ignore[no-untyped-
     b = state.free_block
     block = core.block[b]
     state.free_block = block.next
-    block.first = first
-    block.images = images
-    block.segment = k
-    block.width = w
-    block.widest = widest
+    block.first, block.images = first, images
+    block.segment, block.width, block.widest = k, w, widest
     block.work = images * core.cost[s, k, widest, w]
     block.mmac = images * core.mmac[k, widest, w]
     return b
@@ -189,9 +163,12 @@ def handle(core, s, event, which, now):  # type: ignore[no-untyped-def]
     if event == ENQUEUE:
         _enqueue(core, s, which, now)
     elif event in (DONE, LOADED):
-        if event == DONE:
-            _done(core, s, which, now)
         slot = core.instance[s, which]
+        if event == DONE:
+            _recycle(core, slot.first)
+            server.running -= 1
+            server.active = server.active - slot.work if server.running else 0.0
+            _change_load(server, -slot.load, now)
         slot.state = FREE
         slot.idle_since = now
         if not slot.pinned:
@@ -309,20 +286,15 @@ def _run(core, s, key, i, now):  # type: ignore[no-untyped-def]
     _command(core, RUN, s, i, slot.until)
 
 
-@helper(NONE, CORE, INT, INT, INT, counted=False, inline=True)
-def _done(core, s, i, now):  # type: ignore[no-untyped-def]
+@helper(NONE, CORE, INT, counted=False, inline=True)
+def _recycle(core, b):  # type: ignore[no-untyped-def]
+    """Free a chain of blocks."""
     state = core.state[0]
-    server = core.server[s]
-    slot = core.instance[s, i]
-    b = slot.first
     while b >= 0:
         following = core.block[b].next
         core.block[b].next = state.free_block
         state.free_block = b
         b = following
-    server.running -= 1
-    server.active = server.active - slot.work if server.running else 0.0
-    _change_load(server, -slot.load, now)
 
 
 @helper(NONE, CORE, INT, INT, counted=False, inline=True)
@@ -334,16 +306,14 @@ def _wake(core, s, at):  # type: ignore[no-untyped-def]
 
 @helper(NONE, CORE, INT, INT, counted=False, inline=True)
 def _unload_idle(core, s, now):  # type: ignore[no-untyped-def]
-    state = core.state[0]
-    core.server[s].wake = NEVER
-    following = NEVER
+    core.server[s].wake = following = NEVER
     for i in range(SLOTS):
         slot = core.instance[s, i]
         if slot.state == FREE and not slot.pinned:
-            if slot.idle_since + state.idle <= now:
+            if slot.idle_since + core.state[0].idle <= now:
                 _unload(core, s, i)
             else:
-                following = min(following, slot.idle_since + state.idle)
+                following = min(following, slot.idle_since + core.state[0].idle)
     _wake(core, s, following)
 
 
@@ -387,11 +357,8 @@ def _load(core, s, k, w, now):  # type: ignore[no-untyped-def]
     while core.instance[s, i].state != EMPTY:
         i += 1
     slot = core.instance[s, i]
-    slot.state = LOADING
-    slot.segment = k
-    slot.width = w
-    slot.id = server.instances
-    slot.pinned = 0
+    slot.state, slot.segment, slot.width = LOADING, k, w
+    slot.id, slot.pinned = server.instances, 0
     server.instances += 1
     server.used += core.vram[k, w]
     slot.until = now + server.load_time
@@ -429,10 +396,7 @@ def _evict(core, s, k, w, has_slot):  # type: ignore[no-untyped-def]
 def _command(core, kind, s, i, until):  # type: ignore[no-untyped-def]
     state = core.state[0]
     row = core.command[state.commands]
-    row.kind = kind
-    row.server = s
-    row.instance = i
-    row.until = until
+    row.kind, row.server, row.instance, row.until = kind, s, i, until
     state.commands += 1
 
 

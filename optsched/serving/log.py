@@ -13,7 +13,7 @@ from optsched.errors import InputError
 from optsched.io.strict_json import MAX_INTEGER, decode_document, lines, read_json, rows
 from optsched.io.values import integer
 from optsched.model.schedule import Arcs, Csr, Resource, Schedule
-from optsched.serving.tables import NS_PER_MS, milliseconds
+from optsched.serving.tables import NS_PER_MS, fields, milliseconds
 
 if TYPE_CHECKING:
     import os
@@ -25,16 +25,12 @@ if TYPE_CHECKING:
     from optsched.serving.tables import FloatArray
 
 
-def _integers(names: str) -> np.dtype[Any]:
-    return np.dtype([(name, "i8") for name in names.split()])
-
-
-BATCH: Final = _integers("server instance segment width start end images first")
+BATCH: Final = fields("server instance segment width start end images first")
 """A batch, times in ns; its requests are ``entries[first:first + images]``."""
 
-ENTRY: Final = _integers("request queued")
-SHED: Final = _integers("request at")
-INSTANCE: Final = _integers("server id segment width load ready unload")
+ENTRY: Final = fields("request queued")
+SHED: Final = fields("request at")
+INSTANCE: Final = fields("server id segment width load ready unload")
 """An instance; `unload` is -1 for those resident at the end."""
 
 
@@ -78,12 +74,10 @@ class Log:
 
     Parameters
     ----------
-    scenario
-        Servers and requests.
+    scenario, summary
+        Servers and requests, and totals.
     batches, entries, instances, sheds
         Arrays of `BATCH`, `ENTRY`, `INSTANCE` and `SHED`.
-    summary
-        Totals.
     horizon
         Time at which the run was stopped, ns; None: all requests were completed.
     provenance
@@ -114,17 +108,11 @@ class Log:
     def read(cls, source: str | os.PathLike[str] | Mapping[str, Any], scenario: Scenario) -> Log:
         """Read ``optsched.serving-log/1`` from a file or parsed JSON.
 
-        Raises
-        ------
-        InputError
-            With the path in the document, the rule and the value; also if the log is of a different
-            scenario, a name is unknown, or a time is out of range.
+        Errors name the path in the document; a log of a different scenario is refused.
         """
-
-        def read(tree: Any, name: str) -> Log:
-            return _log_of(scenario, decode_document(tree, _Document, FORMAT, name))
-
-        return read(source, "log") if isinstance(source, Mapping) else read_json(source, read)
+        if isinstance(source, Mapping):
+            return _log_of(source, "log", scenario)
+        return read_json(source, _log_of, scenario)
 
     def to_json(self) -> bytes:
         """Return the document ``optsched.serving-log/1``."""
@@ -281,64 +269,56 @@ class _Document(_Struct, kw_only=True):
     provenance: dict[str, Any] = {}
 
 
-def _log_of(scenario: Scenario, document: _Document) -> Log:
-    """Convert a document: indices instead of names, ns instead of ms."""
+def _log_of(tree: Any, name: str, scenario: Scenario) -> Log:
+    """Read a log from parsed JSON: indices instead of names, ns instead of ms."""
+    document = decode_document(tree, _Document, FORMAT, name)
     given = document.provenance.get("instance_sha256")
     if given is not None and given != scenario.sha256:
         raise InputError(
             f"the log is of another scenario: {given!s:.12}, this one is {scenario.sha256:.12}"
         )
-    names: dict[str, Any] = {
+    names = {
         "server": {one.id: s for s, one in enumerate(scenario.servers)},
-        "segment": range(scenario.n_segments),
-        "width": range(scenario.n_widths),
-    }
-    requests = {name: r for r, name in enumerate(scenario.ids)}
-
-    def row(place: str, one: _Instance | _Batch) -> tuple[int, ...]:
-        keys = [key for key in one.__struct_fields__ if key != "requests"]
-        return tuple(_number(f"{place}.{key}", getattr(one, key), names.get(key)) for key in keys)
-
-    instances: dict[tuple[int, int], tuple[int, ...]] = {}
+        "segment": range(scenario.n_segments), "width": range(scenario.n_widths),
+    }  # fmt: skip
+    requests = {"id": {name: r for r, name in enumerate(scenario.ids)}}
+    instances: dict[tuple[int, ...], tuple[int, ...]] = {}
     for i, one in enumerate(document.instances):
-        found = row(f"instances[{i}]", one)
-        if found[:2] in instances:
+        row = _row(f"instances[{i}]", one, names)
+        if row[:2] in instances:
             raise InputError(
-                f"instances[{i}].id: server {one.server!r:.60} has an instance {found[1]}"
+                f"instances[{i}].id: server {one.server!r:.60} has an instance {row[1]}"
             )
-        instances[found[0], found[1]] = found
-    batches: list[tuple[int, ...]] = []
-    entries: list[tuple[int, ...]] = []
+        instances[row[:2]] = row
+    batches, entries = [], list[tuple[int, ...]]()
     for b, batch in enumerate(document.batches):
-        found = row(f"batches[{b}]", batch)
-        if found[:2] not in instances:
-            raise InputError(
-                f"batches[{b}]: server {batch.server!r:.60} has no instance {found[1]}"
-            )
-        batches.append((*found, len(batch.requests), len(entries)))
-        for i, entry in enumerate(batch.requests):
-            place = f"batches[{b}].requests[{i}]"
-            queued = _number(f"{place}.queued_ms", entry.queued_ms)
-            entries.append((_number(f"{place}.id", entry.id, requests), queued))
-    sheds = [
-        (_number(f"shed[{i}].id", one.id, requests), _number(f"shed[{i}].at_ms", one.at_ms))
-        for i, one in enumerate(document.shed)
-    ]
+        row = _row(f"batches[{b}]", batch, names)
+        if row[:2] not in instances:
+            raise InputError(f"batches[{b}]: server {batch.server!r:.60} has no instance {row[1]}")
+        batches.append((*row, len(batch.requests), len(entries)))
+        place = f"batches[{b}].requests"
+        entries += (_row(f"{place}[{i}]", x, requests) for i, x in enumerate(batch.requests))
+    sheds = [_row(f"shed[{i}]", one, requests) for i, one in enumerate(document.shed)]
     horizon = document.horizon_ms
     return Log(
         scenario, np.array(batches, BATCH), np.array(entries, ENTRY),
         np.array([*instances.values()], INSTANCE), np.array(sheds, SHED), document.summary,
-        None if horizon is None else _number("horizon_ms", horizon),
+        None if horizon is None else round(milliseconds("horizon_ms", horizon) * NS_PER_MS),
         document.provenance, document.wall_clock,
     )  # fmt: skip
 
 
-def _number(place: str, given: Any, names: Any = None) -> int:
-    """Index of a name, a time in ns (-1 for None), or an integer."""
-    if names is not None:
-        if given not in names:
-            raise InputError(f"{place}: there is no {given!r:.60}")
-        return int(names[given])
-    if place.endswith("_ms"):
-        return -1 if given is None else round(milliseconds(place, given) * NS_PER_MS)
-    return integer(place, given, 0, MAX_INTEGER)
+def _row(place: str, one: _Struct, names: Mapping[str, Any]) -> tuple[int, ...]:
+    """Columns of a row: indices of names, times in ns (-1 for None), and integers."""
+    found = []
+    for key in one.__struct_fields__:
+        value, at = getattr(one, key), f"{place}.{key}"
+        if key in names:
+            if value not in names[key]:
+                raise InputError(f"{at}: there is no {value!r:.60}")
+            found.append(int(names[key][value]))
+        elif key.endswith("_ms"):
+            found.append(-1 if value is None else round(milliseconds(at, value) * NS_PER_MS))
+        elif key != "requests":
+            found.append(integer(at, value, 0, MAX_INTEGER))
+    return tuple(found)

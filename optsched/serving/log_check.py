@@ -33,8 +33,6 @@ def check(scenario: Scenario, log: Log | Mapping[str, Any] | str | os.PathLike[s
 
     Parameters
     ----------
-    scenario
-        Servers and requests.
     log
         A log, its document as parsed JSON, or its file.
 
@@ -42,11 +40,6 @@ def check(scenario: Scenario, log: Log | Mapping[str, Any] | str | os.PathLike[s
     -------
     list
         One sentence per violation.
-
-    Raises
-    ------
-    InputError
-        The document is malformed, names what the scenario lacks, or is of a different scenario.
 
     Examples
     --------

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import product
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -15,7 +14,7 @@ from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import decode_document, indented, placed, read_json
 from optsched.io.values import integer, number, one_of
-from optsched.serving.tables import NS_PER_MS, POINTS, SLOTS
+from optsched.serving.tables import NS_PER_MS, POINTS, SLOTS, tuple_keys
 
 if TYPE_CHECKING:
     import os
@@ -128,13 +127,7 @@ class Plan:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], scenario: Scenario) -> Plan:
-        """Read ``optsched.routing-plan/1``, a plan for the servers of this scenario.
-
-        Raises
-        ------
-        InputError
-            With the path in the document, the rule and the value.
-        """
+        """Read ``optsched.routing-plan/1``, a plan for the servers of this scenario."""
         return read_json(path, cls.from_tree, scenario)
 
     @classmethod
@@ -167,21 +160,6 @@ class Plan:
 
 
 # model
-
-
-class TooLate(InputError):
-    """No plan was found within the time limit."""
-
-
-class _Times(NamedTuple):
-    """Durations of a batch of `BATCH` images, [server][segment][input width][width]."""
-
-    busy: FloatArray
-    """ns of an instance per image."""
-    load: FloatArray
-    """ns of U = 1 per image."""
-    whole: FloatArray
-    """ns from start to end."""
 
 
 def plan_of(scenario: Scenario, given: str | os.PathLike[str]) -> Plan | None:
@@ -227,9 +205,7 @@ def plan_instances(
     Raises
     ------
     InputError
-        Servers cannot hold an instance of every segment.
-    TooLate
-        No plan was found in time.
+        Servers cannot hold an instance of every segment, or no plan was found in time.
 
     Examples
     --------
@@ -246,7 +222,7 @@ def plan_instances(
             f"{len(scenario.tuples)}; give another plan, or start cold"
         )
     end = time.monotonic() + time_limit
-    busy = _times(scenario).busy
+    busy, _ = _times(scenario)
     least = busy.min(axis=(0, 2, 3)).sum()  # ns of an image, at best
     target = min(max(mean, 1e-3) * headroom, 1e9 * SLOTS * len(busy) * BUSY / max(least, 1e-3))
     for step in range(60):
@@ -261,7 +237,11 @@ def plan_instances(
     raise InputError("servers: together they cannot hold an instance of every segment")
 
 
-def _times(scenario: Scenario) -> _Times:
+def _times(scenario: Scenario) -> tuple[FloatArray, FloatArray]:
+    """Mean ns of an instance, and ns of U = 1, of an image in a batch of `BATCH` images.
+
+    Both are [server][segment][input width][width].
+    """
     busy, load = np.empty_like(scenario.cost), np.zeros_like(scenario.cost)
     for s, server in enumerate(scenario.servers):
         slowed = 1.0
@@ -271,7 +251,7 @@ def _times(scenario: Scenario) -> _Times:
         if server.sat_mmac is not None:
             x = BATCH * scenario.mmac / server.sat_mmac
             load[s] = busy[s] * (x / (1 + x) + 0.02)
-    return _Times(busy, load, busy * BATCH)
+    return busy, load
 
 
 def _solve(scenario: Scenario, rate: float, seconds: float, weight: Any = None) -> Plan | None:
@@ -297,10 +277,11 @@ def _solve(scenario: Scenario, rate: float, seconds: float, weight: Any = None) 
     status = solver.Solve()
     if status not in (solver.OPTIMAL, solver.FEASIBLE):
         if status == solver.NOT_SOLVED or seconds <= 0:
-            raise TooLate("time_limit: no plan was found in time; give more")
+            raise InputError("time_limit: no plan was found in time; give more")
         return None
     chosen = [] if weight is None else [*np.ndindex(count.shape)]
     values = np.array([one.solution_value() for one in share])
+    keys = tuple_keys(scenario.n_widths, scenario.n_segments)
     objective = solver.Objective()
     return Plan(
         tuple(at for at in chosen for _ in range(round(count[at].solution_value()))),
@@ -309,32 +290,25 @@ def _solve(scenario: Scenario, rate: float, seconds: float, weight: Any = None) 
         None if weight is None else objective.BestBound() / NS_PER_MS,
         float(values @ scenario.points) / POINTS,
         rate,
-        {
-            ",".join(map(str, row)): float(one)
-            for row, one in zip(scenario.tuples.tolist(), values, strict=True)
-            if one > 1e-9
-        },
+        {key: one for key, one in zip(keys, values.tolist(), strict=True) if one > 1e-9},
     )
 
 
 def _flow(scenario: Scenario, solver: Any, share: list[Any]) -> dict[tuple[int, ...], Any]:
     """Share of the requests by (server, segment, input width, width); sums equal the tuples'."""
     servers, (segments, widths) = range(len(scenario.servers)), scenario.vram.shape
+    steps = [at for at in np.ndindex(segments, widths, widths) if at[0] or not at[1]]
+    flow = {(s, *at): solver.NumVar(0, 1, "") for s in servers for at in steps}
     solver.Add(solver.Sum(share) == 1)
-    flow: dict[tuple[int, ...], Any] = {}
-    for s, k in product(servers, range(segments)):
-        for i, w in product(range(widths if k else 1), range(widths)):
-            flow[s, k, i, w] = solver.NumVar(0, 1, "")
-    for k in range(segments):
-        for i, w in product(range(widths if k else 1), range(widths)):
-            same = np.flatnonzero((scenario.inputs[:, k] == i) & (scenario.tuples[:, k] == w))
-            moved = solver.Sum([flow[s, k, i, w] for s in servers])
-            solver.Add(moved == solver.Sum([share[j] for j in same]))
+    for k, i, w in steps:
+        same = np.flatnonzero((scenario.inputs[:, k] == i) & (scenario.tuples[:, k] == w))
+        moved = solver.Sum([flow[s, k, i, w] for s in servers])
+        solver.Add(moved == solver.Sum([share[j] for j in same]))
     return flow
 
 
 def _server_costs(
-    scenario: Scenario, times: _Times, solver: Any, rate: float, count: Any, flow: Any, s: int
+    scenario: Scenario, times: Any, solver: Any, rate: float, count: Any, flow: Any, s: int
 ) -> list[Any]:
     """Costs of the batches of server s; adds its memory, slots, utilisation and load."""
     per_ns, server = rate / 1e9, scenario.servers[s]
@@ -343,22 +317,21 @@ def _server_costs(
     solver.Add(solver.Sum(held) <= round(server.vram_mb * 1000))
     load, cost = [], []
     for k, row in enumerate(count):
-        steps = [at[2:] for at in flow if at[:2] == (s, k)]
+        steps = [at for at in flow if at[:2] == (s, k)]
         for least in range(len(row)):  # nested pools: batches that need at least this width
-            pool = [at for at in steps if at[1] >= least]
-            busy = [per_ns * times.busy[(s, k, *at)] * flow[(s, k, *at)] for at in pool]
+            busy = [per_ns * times[0][at] * flow[at] for at in steps if at[3] >= least]
             solver.Add(solver.Sum(busy) <= BUSY * solver.Sum(list(row[least:])))
-        load += [per_ns * times.load[(s, k, *at)] * flow[(s, k, *at)] for at in steps]
-        cost += [times.whole[(s, k, *at)] * flow[(s, k, *at)] for at in steps]
+        load += [per_ns * times[1][at] * flow[at] for at in steps]
+        cost += [times[0][at] * BATCH * flow[at] for at in steps]
     solver.Add(solver.Sum(load) <= (1.0 if server.contention is None else server.contention.knee))
     return cost
 
 
 def _waiting(
-    scenario: Scenario, times: _Times, solver: Any, weight: Any, count: Any, flow: Any, s: int
+    scenario: Scenario, times: Any, solver: Any, weight: Any, count: Any, flow: Any, s: int
 ) -> list[Any]:
     """Rough costs of waiting on server s, which decrease with the instances of a segment."""
-    service = times.whole[s]
+    service = times[0][s] * BATCH
     speed = 1 / np.maximum(scenario.cost.mean(axis=(1, 2, 3)) + scenario.launch, 1)
     found = []
     for k, row in enumerate(count):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
@@ -11,15 +12,15 @@ from numba import types
 
 from optsched.errors import InputError, MissingExtra
 from optsched.io.values import frozen, integer, one_of
-from optsched.kernels.compile import INT, entry, helper
+from optsched.kernels.compile import INT, INTS, entry, helper, records
 from optsched.serving import rules
-from optsched.serving.core import DONE, NONE, UNIT, records
-from optsched.serving.policy import HIDDEN, Policy, features, set_decision, sizes
-from optsched.serving.routers import Router
+from optsched.serving.core import DONE, NONE
+from optsched.serving.routers import Policy
+from optsched.serving.rules import HIDDEN, features, set_decision, sizes
 from optsched.serving.scenario import Scenario
 from optsched.serving.simulator import new_world, simulate
-from optsched.serving.tables import NEVER, NS_PER_MS, POINTS
-from optsched.serving.world import ENDED, UNDECIDED, WORLD, advance
+from optsched.serving.tables import NEVER, NS_PER_MS, POINTS, fields
+from optsched.serving.world import ENDED, UNDECIDED, WORLD, advance, next_event, variance_of
 
 try:
     import torch
@@ -101,8 +102,7 @@ def train_router(
     >>> policy.save("router.npz")  # doctest: +SKIP
     """
     one_of("mode", mode, ("flow", *PRESETS))
-    decisions = integer("decisions", decisions, 1, 10**12)
-    seed = integer("seed", seed, 0, 2**31 - 1)
+    decisions, seed = integer("decisions", decisions, 1), integer("seed", seed, 0, 2**31 - 1)
     one = isinstance(scenario, Scenario)
     traces: Any = [scenario] if one else [scenario(i) for i in range(TRACES)]  # type: ignore[operator]
     fleet = Fleet(traces, mode, plan, seed, n=ENVIRONMENTS)
@@ -122,7 +122,7 @@ def train_router(
             for name, head in zip(("server", "width", "group"), heads, strict=True):
                 row[name] = head.entropy().mean().item()
         row |= {"accuracy": run.summary.accuracy or 0.0, "mean_ms": run.summary.mean_ms or 0.0}
-        row["cost_ms"] = run.cost / NS_PER_MS / max(1, fleet.scenario.n_requests)
+        row["cost_ms"] = run.cost / NS_PER_MS / fleet.scenario.n_requests
         curve.append(row)
         if fleet.paper or row["cost_ms"] <= least:
             least, best = row["cost_ms"], router
@@ -212,18 +212,12 @@ class Fleet(VecEnv):
         if not self.size:
             raise InputError("scenario: a trace without requests")
         self.rng = np.random.Generator(np.random.PCG64([seed, 2]))
-        inputs, self.count, buffers = sizes(self.state, *self.shape)
+        inputs, self.count, _ = sizes(self.state, *self.shape)
         self.arrival = np.zeros((n, self.size), np.int64)
         short = first.replace(arrival_ms=first.arrival[: self.size] / NS_PER_MS, deadline_ms=None)
-
-        def world(e: int) -> World:
-            found = new_world(short, Router(), plan, None, seed, log=False)
-            found.rule["server"], found.rule["inputs"] = rules.EXTERNAL, inputs
-            found.rule["sampled"], found.rule["epsilon"] = 1, EPSILON
-            arrival = frozen(self.arrival[e].view())
-            return found._replace(weights=np.zeros(self.count + buffers), arrival=arrival)
-
-        self.worlds, self._fresh = [world(e) for e in range(n)], world(0)
+        router = Policy(np.zeros(self.count), *self.shape, self.state, EPSILON, True)
+        self._new = partial(new_world, short, router, plan)
+        self.worlds: list[World] = [self._new()] * n
         self.goal, self.gain = _goal(first, mode)
         self.episode = np.zeros(n, EPISODE)
         self.owner = np.full((n, self.size + 1), -1, np.int64)
@@ -257,10 +251,8 @@ class Fleet(VecEnv):
         arrival = self.traces[self.rng.integers(len(self.traces))]
         at = self.rng.integers(len(arrival) - self.size + 1)
         self.arrival[e] = (arrival[at : at + self.size] - arrival[at]) / self.load
-        world, fresh = self.worlds[e], self._fresh
-        for one, new in zip([*world.core, *world[1:]], [*fresh.core, *fresh[1:]], strict=True):
-            if one.flags.writeable:
-                one[:] = new
+        world = self.worlds[e] = self._new()._replace(arrival=frozen(self.arrival[e].view()))
+        world.rule["server"] = rules.EXTERNAL
         world.rule["random"] = self.rng.integers(1, rules.MODULUS)
         self.episode[e], self.owner[e] = 0, -1
         self._advance(e)
@@ -324,16 +316,14 @@ def _goal(scenario: Scenario, mode: str) -> tuple[Any, Any]:
 
 # kernels
 
-GOAL: Final = np.dtype([("limit", "i8"), ("latency", "f8"), ("energy", "f8"), ("variance", "f8")])
-EPISODE: Final = np.dtype([("ns", "i8"), ("open", "i8"), ("done", "i8"), ("reward", "f8")])
+GOAL: Final = fields("limit", "latency energy variance")
+EPISODE: Final = fields("ns open done", "reward")
 """Time since the previous decision, blocks without a reward, and the reward of flow mode."""
-
-_REALS, _INTS = types.Array(types.float64, 1, "C"), types.Array(INT, 1, "C")
 
 
 @entry(
-    NONE, WORLD, records(EPISODE), records(GOAL), _INTS, types.Array(types.float64, 2, "C"),
-    _REALS, _INTS, types.Array(types.float32, 1, "C"), INT,
+    NONE, WORLD, records(EPISODE), records(GOAL), INTS, types.Array(types.float64, 2, "C"),
+    types.Array(types.float64, 1, "C"), INTS, types.Array(types.float32, 1, "C"), INT,
 )  # fmt: skip
 def step(  # type: ignore[no-untyped-def]
     world, episode, goals, owner, gain, settled, action, seen, number
@@ -404,16 +394,10 @@ def _settle(world, record, goal, owner, gain, settled):  # type: ignore[no-untyp
     core = world.core
     if trace.decision == 1:
         return trace.now
-    at = min(trace.router_at, NEVER - 1)
-    if trace.arrived < len(world.arrival):
-        at = min(at, world.arrival[trace.arrived])
-    if trace.pending:
-        at = min(at, world.heap[0].at)
-    watts, n = 0.0, len(core.server)
+    at = min(next_event(world)[0], NEVER - 1)
+    watts, variance, n = 0.0, variance_of(world), len(core.server)
     for s in range(n):
         watts += core.server[s].watts / n
-    mean = trace.load / n / UNIT
-    variance = max(0.0, trace.squares / n / (1.0 * UNIT * UNIT) - mean * mean)
     for i in range(trace.pending):
         event = world.heap[i]
         if event.at != at or event.kind != DONE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
@@ -9,19 +10,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.values import frozen, integer
+from optsched.io.files import read_bytes, unpack_arrays, write_atomic
+from optsched.io.strict_json import placed
+from optsched.io.values import boolean, frozen, integer, number, one_of
 from optsched.serving import rules
 from optsched.serving.core import EMPTY, FREE, UNLOADING
-from optsched.serving.policy import Policy
 from optsched.serving.rules import Compiled
 from optsched.serving.tables import NEVER, NS_PER_MS, POINTS, non_negative
 from optsched.serving.world import expected_delays
 
 if TYPE_CHECKING:
+    import os
+
     from optsched.model.schedule import IntArray
-    from optsched.serving.plan import Plan
     from optsched.serving.scenario import Scenario
     from optsched.serving.world import World
+
+POLICY_FORMAT: Final = "optsched.policy/1"
+_SIZES: Final = ("servers", "segments", "widths")
+_MAX_BYTES: Final = 2**26
 
 
 class InfeasibleRoute(InputError):
@@ -204,15 +211,15 @@ class Router:
             raise InputError(f"server: expected a server rule, got {self.server!r:.60}")
         integer("group", self.group, 0, 4096)
 
-    def compiled(self, scenario: Scenario, _plan: Plan | None, seed: int) -> Compiled:
+    def compiled(self, scenario: Scenario, seed: int) -> Compiled:
         """Return the arrays of the kernels."""
         if self.group > scenario.max_batch:
             raise InputError(f"group: {self.group} is above max_batch, {scenario.max_batch}")
-        rule = np.zeros(1, rules.RULE)
-        rule["server"], rule["width"], rule["group"] = self.server.code, self.width.code, self.group
-        rule["random"] = rules.first_random(seed)
-        rule["rate"] = sum(1 / max(one.ms_per_mmac, 1e-12) for one in scenario.servers) / NS_PER_MS
-        rule["target"] = getattr(self.width, "target_ms", 0.0) * NS_PER_MS
+        speed = sum(1 / max(one.ms_per_mmac, 1e-12) for one in scenario.servers)
+        rule = rules.rule_of(
+            self.server.code, seed, width=self.width.code, group=self.group,
+            rate=speed / NS_PER_MS, target=getattr(self.width, "target_ms", 0.0) * NS_PER_MS,
+        )  # fmt: skip
         indices = pareto_tuples(scenario)
         if isinstance(self.width, Static):
             k, n = scenario.n_segments, scenario.n_widths
@@ -220,8 +227,7 @@ class Router:
                 raise InputError(f"widths: expected {k} indices, got {self.width.widths!r:.60}")
             chosen = [integer("widths", w, 0, n - 1) for w in self.width.widths]
             indices = np.array([np.ravel_multi_index(chosen, (n,) * k)])
-        ladder = frozen(scenario.tuples[indices])
-        return Compiled(rule, ladder, frozen(scenario.tuple_mmac[indices]))
+        return Compiled(rule, frozen(scenario.tuples[indices]), scenario.tuple_mmac[indices])
 
 
 @dataclass(frozen=True)
@@ -256,12 +262,12 @@ class MarginalCost:
         non_negative("price", self.price)
         integer("group", self.group, 1, 4096)
 
-    def compiled(self, scenario: Scenario, _plan: Plan | None, _seed: int) -> Compiled:
+    def compiled(self, scenario: Scenario, seed: int) -> Compiled:
         """Return the arrays of the kernels."""
-        rule = np.zeros(1, rules.RULE)
-        rule["server"], rule["price"] = rules.MARGINAL, self.price
-        rule["group"] = min(self.group, scenario.max_batch)
-        rule["rate"] = scenario.ms_per_joule * NS_PER_MS
+        rule = rules.rule_of(
+            rules.MARGINAL, seed, price=self.price, group=min(self.group, scenario.max_batch),
+            rate=scenario.ms_per_joule * NS_PER_MS,
+        )  # fmt: skip
         table = scenario.points.reshape((scenario.n_widths,) * scenario.n_segments)
         best = [table.ravel()]
         for _ in range(scenario.n_segments):  # the best completion of every prefix
@@ -269,6 +275,92 @@ class MarginalCost:
             best.insert(0, table.ravel())
         value = np.concatenate(best) * (scenario.ms_per_point * NS_PER_MS / POINTS)
         return Compiled(rule, weights=value)
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """Router that chooses server, width and group by a network: two layers of 64 tanh units.
+
+    If the chosen server can never run the segment, the next one is taken; if it can never run the
+    width, the widest one below.
+
+    Parameters
+    ----------
+    weights
+        W1, b1, W2, b2 of the layers and W3, b3 of all heads, [input][unit], concatenated.
+    servers, segments, widths
+        Sizes of the scenario that it was trained for.
+    state
+        ``"paper"`` (2 + 3N features) or ``"extended"`` (15 + 8N for four segments).
+    epsilon
+        Share of the uniform distribution in the choice of the server.
+    sampled
+        Draw decisions, with the simulation's seed; False: take the most likely.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from optsched import serving
+    >>> policy = serving.Policy(np.zeros(7565), servers=3, segments=4, widths=4)  # untrained
+    >>> serving.simulate(serving.reference(rate=50, seconds=0.1), policy).summary.accuracy
+    70.3
+    """
+
+    weights: Any
+    servers: int
+    segments: int
+    widths: int
+    state: str = "extended"
+    epsilon: float = 0.05
+    sampled: bool = False
+
+    def __post_init__(self) -> None:
+        shape = [integer(key, getattr(self, key), 1, 4096) for key in _SIZES]
+        one_of("state", self.state, ("paper", "extended"))
+        number("epsilon", self.epsilon, most=1.0)
+        object.__setattr__(self, "sampled", boolean("sampled", self.sampled))
+        _, count, _ = rules.sizes(self.state, *shape)
+        found = np.asarray(self.weights)
+        if found.shape != (count,) or found.dtype.kind != "f" or not (abs(found) < 1e6).all():
+            raise InputError(
+                f"weights: expected {count} numbers below a million for {shape} servers, segments "
+                f"and widths, got {found.dtype} {found.shape}"
+            )
+        object.__setattr__(self, "weights", frozen(found.astype(np.float64)))
+
+    def compiled(self, scenario: Scenario, seed: int) -> Compiled:
+        """Return the arrays of the kernels; a scenario of other sizes is refused."""
+        shape = (len(scenario.servers), scenario.n_segments, scenario.n_widths)
+        for key, size in zip(_SIZES, shape, strict=True):
+            if getattr(self, key) != size:
+                raise InputError(
+                    f"policy: was trained for {getattr(self, key)} {key}, the scenario has {size}"
+                )
+        inputs, _, buffers = rules.sizes(self.state, *shape)
+        rule = rules.rule_of(
+            rules.POLICY, seed, inputs=inputs, sampled=self.sampled, epsilon=self.epsilon
+        )
+        return Compiled(rule, weights=np.append(self.weights, np.zeros(buffers)))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an ``.npz``, atomically."""
+        stream = io.BytesIO()
+        np.savez(stream, format=np.array(POLICY_FORMAT), **vars(self))
+        write_atomic(path, stream.getvalue())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Policy:
+        """Read a file of `save`; errors name the field that is missing or wrong."""
+        found: dict[str, Any] = unpack_arrays(read_bytes(path), str(path), _MAX_BYTES)
+        weights, form = found.pop("weights", None), found.pop("format", "nothing")
+        with placed(f"{path}: "):
+            if str(form) != POLICY_FORMAT:
+                raise InputError(f"format: expected {POLICY_FORMAT!r}, got {form!r:.60}")
+            for key in cls.__dataclass_fields__.keys() ^ found.keys() ^ {"weights"}:
+                raise InputError(f"{key}: {'unknown' if key in found else 'missing'}")
+            for key in (key for key, value in found.items() if value.shape):
+                raise InputError(f"{key}: expected one value, got {found[key]!r:.60}")
+            return cls(weights, **{key: value.item() for key, value in found.items()})
 
 
 def pareto_tuples(scenario: Scenario) -> IntArray:
@@ -340,8 +432,8 @@ class View:
     def prefix(self) -> tuple[int, ...]:
         """Widths that the oldest request has run so far."""
         r = self._world.fifo[self.segment]["head"]
-        index, n = int(self._world.request["tuple"][r]), self.scenario.n_widths
-        return tuple(index // n**j % n for j in range(self.segment - 1, -1, -1))
+        shape = (self.scenario.n_widths,) * self.segment
+        return tuple(map(int, np.unravel_index(self._world.request["tuple"][r], shape)))
 
     @property
     def waiting(self) -> IntArray:

@@ -1,7 +1,8 @@
-"""Compiled rules of routers: width, group and server of the next block."""
+"""Compiled rules of routers and learned policies: width, group and server of the next block."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -9,32 +10,28 @@ import numpy as np
 from optsched.io.values import frozen
 from optsched.kernels.compile import helper
 from optsched.serving.core import BUSY, EMPTY, FREE, UNIT, UNLOADING, load_of, slowdown
-from optsched.serving.tables import NEVER, SLOTS
+from optsched.serving.tables import NEVER, SLOTS, fields
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
-EXTERNAL: Final = -1
-"""Server rule of a router in Python."""
-
-RANDOM, ROUND_ROBIN, JSED, POWER_OF_TWO, MARGINAL = range(5)
-POLICY: Final = 16
-"""Server rule of a learned policy, which decides all three."""
+EXTERNAL, RANDOM, ROUND_ROBIN, JSED, POWER_OF_TWO, MARGINAL, POLICY = range(-1, 6)
+"""Server rules: a router in Python, the rules of a server, and those that decide all three."""
 
 STATIC, RANDOM_WIDTH, BACKLOG = range(3)
 
 GROUPS: Final = (1, 2, 4, 8, 16, 32)
 """Values of a random group (0)."""
 
-RULE = np.dtype(
-    [(name, "i8") for name in ("server", "width", "group", "random", "turn", "inputs", "sampled")]
-    + [(name, "f8") for name in ("target", "rate", "price", "epsilon")]
-)
+RULE = fields("server width group random turn inputs sampled", "target rate price epsilon")
 """Codes of the rules, their parameters, and the states of random numbers and round robin."""
 
 N_GROUPS: Final = len(GROUPS)
+HIDDEN: Final = 64
+"""Units of each of the two layers of a learned policy."""
 
 MODULUS: Final = 2**31 - 1
+_PARTS: Final = 2**24  # resolution of the random numbers of a policy
 _SPREAD = 1.3
 _SAFETY: Final = 0.8  # share of the time until a deadline that an estimated end may take
 _OVERLOAD_NS: Final = 100_000_000  # time after shedding during which work costs more
@@ -48,49 +45,47 @@ class Compiled(NamedTuple):
 
     rule: Any
     ladder: IntArray = frozen(np.zeros((0, 0), np.int64))
-    ladder_mmac: Any = frozen(np.zeros(0))
     weights: Any = np.zeros(0)
 
 
-def external() -> Compiled:
-    """Return the rules of a router in Python: every decision is left to it."""
-    rule = np.zeros(1, RULE)
-    rule["server"] = EXTERNAL
-    return Compiled(rule)
-
-
-def first_random(seed: int) -> int:
-    """Return the initial state of the router's random numbers, a stream separate from arrivals."""
+def rule_of(server: int, seed: int = 0, **others: Any) -> Any:
+    """Return the record of a rule; random numbers are a stream separate from the arrivals."""
     drawn = np.random.SeedSequence([seed, 1]).generate_state(1)
-    return int(drawn[0]) % (MODULUS - 1) + 1
+    rule = np.zeros(1, RULE)
+    rule["server"], rule["random"] = server, int(drawn[0]) % (MODULUS - 1) + 1
+    for key, value in others.items():
+        rule[key] = value
+    return rule
 
 
 @helper(counted=False, inline=True)
-def by_rule(world):  # type: ignore[no-untyped-def]
+def decide(world):  # type: ignore[no-untyped-def]
     """Write server, width and group of the next block; False for a router in Python."""
-    rule = world.rule[0]
+    rule, trace = world.rule[0], world.trace[0]
     if rule.server == EXTERNAL:
         return False
-    trace = world.trace[0]
+    if rule.server == POLICY:
+        _learned(world)
+        return True
     k = trace.segment
     if rule.server == MARGINAL:
         _marginal(world, k)
         return True
-    trace.width = _hosted(world, k, _width(world, k))
-    group = rule.group if rule.group else GROUPS[draw(rule, len(GROUPS))]
+    w = trace.width = _hosted(world, k, _width(world, k))
+    group = rule.group if rule.group else GROUPS[draw(rule, N_GROUPS)]
     trace.group = min(group, world.core.state[0].max_batch)
     if rule.server == ROUND_ROBIN:
-        trace.server = _next(world, k, trace.width)
+        trace.server = _next(world, k, w)
     elif rule.server == RANDOM:
-        trace.server = _any(world, k, trace.width)
+        trace.server = _any(world, k, w)
     elif rule.server == POWER_OF_TWO:
-        a, b = _any(world, k, trace.width), _any(world, k, trace.width)
+        a, b = _any(world, k, w), _any(world, k, w)
         low, high = min(a, b), max(a, b)
         trace.server = low if delay(world, low) <= delay(world, high) else high
     else:
         least, trace.server = 1e300, -1
         for s in range(len(world.core.server)):
-            if world.feasible[s, k, trace.width]:
+            if world.feasible[s, k, w]:
                 value = delay(world, s)
                 if value < least:
                     least, trace.server = value, s
@@ -120,8 +115,8 @@ def _width(world, k):  # type: ignore[no-untyped-def]
         queued += world.core.server[s].queued_mmac
     slack = world.deadline[world.fifo[k].head] - world.trace[0].now
     most = (min(rule.target, slack) * rule.rate / 1.6 - queued) / waiting
-    j = len(world.ladder_mmac) - 1
-    while j > 0 and world.ladder_mmac[j] > most:
+    j = len(world.ladder) - 1
+    while j > 0 and world.weights[j] > most:
         j -= 1
     return world.ladder[j, k]
 
@@ -317,3 +312,144 @@ def _batch(core, s, k, w, images, widest):  # type: ignore[no-untyped-def]
     slowed = slowdown(server, server.load / UNIT + load)
     joules = (server.peak_w - server.idle_w) * load * (server.launch + work * slowed) * 1e-9
     return server.launch + total * slowed, work, joules
+
+
+# learned policies; ``world.weights`` has the parameters, then the buffers of a forward pass
+
+
+def sizes(state: str, servers: int, segments: int, widths: int) -> tuple[int, int, int]:
+    """Return the numbers of features, of weights, and of buffers of a forward pass."""
+    n = 2 + 3 * servers if state == "paper" else 3 + 3 * segments + 8 * servers
+    heads = servers + widths + N_GROUPS
+    return n, (n + HIDDEN + 2) * HIDDEN + (HIDDEN + 1) * heads, n + 2 * HIDDEN + heads
+
+
+@helper(counted=False, inline=True)
+def _learned(world):  # type: ignore[no-untyped-def]
+    """Decide by the policy: pi(s, w, g) = pi_server pi_width pi_group, a softmax each.
+
+    The server's is mixed with the uniform distribution: (1 - epsilon) pi + epsilon / N
+    (reconstructed).
+    """
+    x, rule = world.weights, world.rule[0]
+    servers, _, widths = world.feasible.shape
+    at = features(world)
+    weight, at = _layer(x, 0, at, rule.inputs, HIDDEN, True)
+    weight, at = _layer(x, weight, at, HIDDEN, HIDDEN, True)
+    _, at = _layer(x, weight, at, HIDDEN, servers + widths + N_GROUPS, False)
+    s = _choose(x, at, servers, rule, rule.epsilon)
+    w = _choose(x, at + servers, widths, rule, 0.0)
+    set_decision(world, s, w, _choose(x, at + servers + widths, N_GROUPS, rule, 0.0))
+
+
+@helper(counted=False, inline=True)
+def features(world):  # type: ignore[no-untyped-def]
+    """Write the features of a decision; returns their position in ``world.weights``.
+
+    Reconstructed from the paper: requests at the router, share completed, and per server MMACs that
+    are queued, power and U. Extended: segment, last and earlier widths, requests at the router
+    by segment, age of the head, and per server queued and running ms, free instances of the
+    segment, free memory, whether the segment is resident at full width. Counts, times and U as
+    log(1 + x), all others as fractions.
+    """
+    x = world.weights
+    trace = world.trace[0]
+    core = world.core
+    servers, segments, widths = world.feasible.shape
+    n = world.rule[0].inputs
+    first = len(x) - (n + 2 * HIDDEN + servers + widths + N_GROUPS)
+    waiting = 0
+    for f in range(segments):
+        waiting += world.fifo[f].images
+    x[first] = math.log1p(waiting)
+    x[first + 1] = trace.completed / max(trace.arrived, 1)
+    at = first + 2
+    for s in range(servers):
+        server = core.server[s]
+        x[at] = math.log1p(max(0.0, server.queued_mmac) / 100.0)
+        x[at + 1] = server.watts / max(server.peak_w, 1e-9)
+        x[at + 2] = math.log1p(server.load / UNIT)
+        at += 3
+    if at == first + n:  # paper
+        return first
+    k = trace.segment
+    head = world.request[world.fifo[k].head]
+    prefix = head.tuple
+    for f in range(segments):
+        x[at + f] = 1.0 if f == k else 0.0
+        x[at + segments + f] = 0.0
+        x[at + 2 * segments + f] = math.log1p(world.fifo[f].images)
+    x[at + segments] = (head.width + 1) / widths if k else 0.0
+    for f in range(k, 0, -1):
+        x[at + segments + f] = (prefix % widths + 1) / widths
+        prefix //= widths
+    at += 3 * segments
+    x[at] = math.log1p((trace.now - world.arrival[world.fifo[k].head]) * 1e-6)
+    at += 1
+    for s in range(servers):
+        server = core.server[s]
+        free, full = 0, 0.0
+        for i in range(core.instance.shape[1]):
+            slot = core.instance[s, i]
+            if slot.segment == k and slot.state != EMPTY and slot.state != UNLOADING:
+                free += slot.state == FREE
+                if slot.width == widths - 1:
+                    full = 1.0
+        x[at] = math.log1p(max(0.0, server.queued) * 1e-6)
+        x[at + 1] = math.log1p(max(0.0, server.active) * 1e-6)
+        x[at + 2] = math.log1p(free)
+        x[at + 3] = 1.0 - server.used / max(server.vram, 1)
+        x[at + 4] = full
+        at += 5
+    return first
+
+
+@helper(counted=False, inline=True)
+def set_decision(world, s, w, g):  # type: ignore[no-untyped-def]
+    """Write the first feasible server from s on, the widest feasible width up to w, and 2**g."""
+    trace = world.trace[0]
+    servers = len(world.feasible)
+    for _ in range(servers):
+        if not world.feasible[s, trace.segment, 0]:
+            s = (s + 1) % servers
+    while w > 0 and not world.feasible[s, trace.segment, w]:
+        w -= 1
+    trace.server, trace.width = s, w
+    trace.group = min(1 << g, world.core.state[0].max_batch)
+
+
+@helper(counted=False)
+def _layer(x, weight, given, n, m, squashed):  # type: ignore[no-untyped-def]
+    """``x[given + n:][:m] = x[given:][:n] @ W + b``; positions of the next weights and of the m."""
+    # unsigned: indices that may be negative are not vectorised, which takes twice as long
+    made, bias, columns = np.uint64(given + n), np.uint64(weight + n * m), np.uint64(m)
+    for j in range(columns):
+        x[made + j] = x[bias + j]
+    for i in range(n):
+        factor, row = x[given + i], np.uint64(weight + i * m)
+        for j in range(columns):
+            x[made + j] += factor * x[row + j]
+    if squashed:
+        for j in range(given + n, given + n + m):  # three times as fast as math.tanh
+            x[j] = 1.0 - 2.0 / (math.exp(2.0 * min(max(x[j], -20.0), 20.0)) + 1.0)
+    return weight + (n + 1) * m, given + n
+
+
+@helper(counted=False)
+def _choose(x, at, n, rule, epsilon):  # type: ignore[no-untyped-def]
+    """The most likely of n logits; or one drawn by (1 - epsilon) softmax + epsilon / n."""
+    best, total = 0, 0.0
+    for j in range(n):
+        if x[at + j] > x[at + best]:
+            best = j
+    if not rule.sampled:
+        return best
+    most = x[at + best]
+    for j in range(n):
+        total += math.exp(x[at + j] - most)
+    left = (draw(rule, _PARTS) + 0.5) / _PARTS
+    for j in range(n):
+        left -= (1.0 - epsilon) * math.exp(x[at + j] - most) / total + epsilon / n
+        if left < 0.0:
+            return j
+    return best

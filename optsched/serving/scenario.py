@@ -7,7 +7,6 @@ import hashlib
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -34,6 +33,7 @@ from optsched.serving.tables import (
     non_negative,
     table,
     times,
+    tuple_keys,
     work_table,
 )
 
@@ -128,11 +128,6 @@ class Scenario:
     name
         Label.
 
-    Raises
-    ------
-    InputError
-        A field is wrong; the message names its path and the value.
-
     Examples
     --------
     >>> from optsched import serving
@@ -165,9 +160,8 @@ class Scenario:
         n, k = len(network["widths"]), len(network["mmac"])
         arrival = times("arrival_ms", self.arrival_ms)
         order = np.argsort(arrival, kind="stable")
-        names = identifiers(
-            "requests", range(len(arrival)) if self.ids is None or not len(self.ids) else self.ids
-        )
+        given = self.ids is not None and len(self.ids)
+        names = identifiers("requests", self.ids if given else range(len(arrival)))
         if len(names) != len(arrival):
             raise InputError(f"ids: {len(names)} names of {len(arrival)} requests")
         if not self.servers:
@@ -256,13 +250,11 @@ class Scenario:
     @cached_property
     def cost(self) -> FloatArray:
         """Work of an image in ns, [server][segment][input width][width]."""
-        rows = [
-            self.mmac * (one.ms_per_mmac * NS_PER_MS)
-            if one.cost_ms is None
-            else work_table("cost_ms", one.cost_ms, self.n_widths) * NS_PER_MS
-            for one in self.servers
-        ]
-        return frozen(np.array(rows))
+        found = np.array([self.mmac * (one.ms_per_mmac * NS_PER_MS) for one in self.servers])
+        for s, one in enumerate(self.servers):
+            if one.cost_ms is not None:
+                found[s] = work_table("cost_ms", one.cost_ms, self.n_widths) * NS_PER_MS
+        return frozen(found)
 
     @cached_property
     def launch(self) -> IntArray:
@@ -272,23 +264,22 @@ class Scenario:
     @cached_property
     def router(self) -> int:
         """Duration of a decision, ns."""
-        return 0 if self.router_ms is None else int(times("router_ms", [self.router_ms])[0])
+        return int(times("router_ms", [self.router_ms or 0.0])[0])
 
     @cached_property
     def transfer(self) -> IntArray:
         """Time of an image from server to server after a segment, ns, [segment][width]."""
-        k, n = self.n_segments, self.n_widths
         if self.link is None:
-            return frozen(np.zeros((k - 1, n), np.int64))
-        size = np.asarray(self.link.activation_mb, np.float64)[: k - 1]
+            return frozen(np.zeros_like(self.vram[:-1]))
+        size = np.array(self.link.activation_mb)[:-1]
         moved = self.link.latency_ms + size * self.link.ms_per_mb
         return frozen(np.ceil(moved * NS_PER_MS - 1e-3).astype(np.int64))
 
     @cached_property
     def tuples(self) -> IntArray:
         """All tuples of widths, [tuple][segment], the last segment's width counting fastest."""
-        rows = list(product(range(self.n_widths), repeat=self.n_segments))
-        return frozen(np.array(rows, np.int64).reshape(-1, self.n_segments))
+        shape = (self.n_widths,) * self.n_segments
+        return frozen(np.ascontiguousarray(np.indices(shape).reshape(self.n_segments, -1).T))
 
     @cached_property
     def inputs(self) -> IntArray:
@@ -299,48 +290,26 @@ class Scenario:
     def tuple_mmac(self) -> FloatArray:
         """MMACs of an image by tuple."""
         segments = np.arange(self.n_segments)
-        work: FloatArray = self.mmac[segments, self.inputs, self.tuples].sum(axis=1)
-        return frozen(work)
+        return frozen(self.mmac[segments, self.inputs, self.tuples].sum(axis=1))
 
     @cached_property
     def lost(self) -> FloatArray:
         """Price of the accuracy that every tuple loses, ns."""
-        lost = self.points.max() - self.points
-        return frozen(lost * (self.ms_per_point * NS_PER_MS / POINTS))
-
-    def price(self, latency: IntArray, points: IntArray, joules: float) -> int:
-        """Return the objective in ns.
-
-        Parameters
-        ----------
-        latency, points
-            Of the completed requests, in ns and in 1/`POINTS` of a percent.
-        joules
-            Energy.
-        """
-        lost = len(points) * int(self.points.max(initial=0)) - int(points.sum())
-        accuracy = round(lost * self.ms_per_point * NS_PER_MS / POINTS)
-        return int(latency.sum()) + accuracy + round(joules * self.ms_per_joule * NS_PER_MS)
+        price = self.ms_per_point * NS_PER_MS / POINTS
+        return frozen((self.points.max() - self.points) * price)
 
     # documents
 
     @cached_property
     def sha256(self) -> str:
         """Hash of all fields but the name."""
-        whole: list[Any] = [_fields(self), self.arrival.tolist(), self.ids]
-        if self.deadline_ms is not None:
-            whole.append(self.deadline.tolist())
+        whole = [_fields(self), self.arrival.tolist(), self.ids]
+        whole += [] if self.deadline_ms is None else [self.deadline.tolist()]
         return hashlib.sha256(msgspec.json.encode(whole, order="deterministic")).hexdigest()
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Scenario:
-        """Read ``optsched.routing/1``.
-
-        Raises
-        ------
-        InputError
-            With the path in the document, the rule and the value.
-        """
+        """Read ``optsched.routing/1``; errors name the path in the document."""
         return read_json(path, from_tree)
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -457,18 +426,11 @@ def to_json(scenario: Scenario) -> bytes:
 
 def _fields(scenario: Scenario) -> dict[str, Any]:
     """Fields of the document without name and requests; those that are None are omitted."""
-    keys = [",".join(map(str, row)) for row in scenario.tuples.tolist()]
+    found = {key: getattr(scenario, key) for key in _Scenario.__struct_fields__[2:-1]}
+    keys = tuple_keys(scenario.n_widths, scenario.n_segments)
     mmac = scenario.mmac.tolist()
-    found = {
-        "widths": scenario.widths,
-        "mmac": [mmac[0][:1], *mmac[1:]],
-        "vram_mb": scenario.vram_mb.tolist(),
-        "max_batch": scenario.max_batch,
+    found |= {
+        "mmac": [mmac[0][:1], *mmac[1:]], "vram_mb": scenario.vram_mb.tolist(),
         "accuracy": dict(zip(keys, scenario.accuracy.tolist(), strict=True)),
-        "router_ms": scenario.router_ms,
-        "link": scenario.link,
-        "ms_per_point": scenario.ms_per_point,
-        "ms_per_joule": scenario.ms_per_joule,
-        "servers": scenario.servers,
-    }
+    }  # fmt: skip
     return {key: value for key, value in found.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from optsched.io.values import integer
 from optsched.serving import routers, world
 from optsched.serving.core import new_core, pin
 from optsched.serving.log import BATCH, ENTRY, INSTANCE, SHED, Log, Summary, percentile
-from optsched.serving.rules import external
+from optsched.serving.rules import EXTERNAL, Compiled, rule_of
 from optsched.serving.scenario import Scenario, Settings
 from optsched.serving.tables import NEVER, NS_PER_MS, POINTS, SLOTS, milliseconds
 from optsched.serving.world import World, advance
@@ -78,15 +79,11 @@ def simulate(
 
     Parameters
     ----------
-    scenario
-        Servers, network and arrivals.
     router
         Rules, a learned policy, or any object with a method ``route(view) -> Decision``; None:
         `MarginalCost()`.
     plan
         Instances that are resident from the beginning; None: all are loaded on demand.
-    settings
-        Of the greedy core on every server.
     seed
         Of the router's random numbers, a stream separate from that of the arrivals.
     horizon_ms
@@ -103,8 +100,6 @@ def simulate(
     ------
     InfeasibleRoute
         The router sent a block where it can never run, or returned no decision.
-    InputError
-        An argument is wrong, or the plan does not fit the servers.
 
     Examples
     --------
@@ -134,24 +129,23 @@ def simulate(
             raise routers.InfeasibleRoute(infeasible(scenario, state))
         else:
             raise InternalError("the simulation has stopped before all requests are completed")
-    provenance = {
-        "seed": seed,
-        "router": repr(chosen)
-        if isinstance(chosen, routers.Router | routers.MarginalCost)
-        else type(chosen).__name__,
-        "plan": "cold" if plan is None else [list(row) for row in plan.instances],
-        "settings": vars(settings or Settings()),
-    }
-    trace, request, history = state.trace[0], state.request, None
+    trace, history = state.trace[0], None
     horizon = None if horizon_ms is None else int(trace["now"])
     summary, cost = totals(scenario, state, horizon)
     if log:
+        ours = isinstance(chosen, routers.Router | routers.MarginalCost)
+        provenance = {
+            "seed": seed,
+            "router": repr(chosen) if ours else type(chosen).__name__,
+            "plan": "cold" if plan is None else [list(row) for row in plan.instances],
+            "settings": vars(settings or Settings()),
+        }
         history = Log(
             scenario, state.batch_row[: trace["batches"]], state.request_row[: trace["entries"]],
             state.instance_row[: trace["instances"]], shed_rows(state), summary, horizon,
             provenance,
         )  # fmt: skip
-    return Run(scenario, history, summary, cost, request["finish"], request["tuple"])
+    return Run(scenario, history, summary, cost, state.request["finish"], state.request["tuple"])
 
 
 def new_world(
@@ -168,19 +162,17 @@ def new_world(
     if not isinstance(settings, Settings | None):
         raise InputError(f"settings: expected Settings, got {settings!r:.60}")
     if hasattr(router, "compiled") and not isinstance(router, type):
-        rule = router.compiled(scenario, plan, seed)
+        rule = router.compiled(scenario, seed)
     elif callable(getattr(router, "route", None)) and not isinstance(router, type):
-        rule = external()
+        rule = Compiled(rule_of(EXTERNAL))
     else:
         raise InputError(f"router: expected a Router or route(view), got {router!r:.60}")
-    n, k, servers = scenario.n_requests, scenario.n_segments, len(scenario.servers)
-    core = new_core(scenario, n + 1, settings or Settings())
+    n, k, settings = scenario.n_requests, scenario.n_segments, settings or Settings()
+    core = new_core(scenario, n + 1, settings)
     trace = np.zeros(1, world.TRACE)
     trace["router"], trace["router_at"], trace["horizon"] = scenario.router, NEVER, NEVER - 1
-    trace["decision"], trace["logs"], trace["shed"] = -1, log, -1
-    trace["shed_at"] = -NEVER
-    trace["deadlines"] = scenario.deadline_ms is not None
-    trace["sheds"] = (settings or Settings()).shed
+    trace["decision"], trace["logs"], trace["shed"], trace["shed_at"] = -1, log, -1, -NEVER
+    trace["deadlines"], trace["sheds"] = scenario.deadline_ms is not None, settings.shed
     request = np.zeros(n, world.REQUEST)
     request["finish"] = request["shed"] = -1
     instance_row = np.zeros(_ROWS if log else 0, INSTANCE)
@@ -193,13 +185,12 @@ def new_world(
             if log:
                 instance_row[trace["instances"][0]] = (row[0], number, *row[1:], 0, 0, -1)
                 trace["instances"] += 1
+    heap = np.zeros(3 * len(core.server) * SLOTS + n + 16, world.EVENT)
+    batch_row, request_row = (np.zeros(n * k if log else 0, kind) for kind in (BATCH, ENTRY))
     return World(
-        core, trace, request, scenario.arrival, scenario.deadline,
-        np.zeros(k, world.FIFO),
-        np.zeros(3 * servers * SLOTS + n + 16, world.EVENT),
-        scenario.transfer, world.feasible(scenario, plan), rule.rule,
-        rule.ladder, rule.ladder_mmac, rule.weights,
-        np.zeros(n * k if log else 0, BATCH), np.zeros(n * k if log else 0, ENTRY), instance_row,
+        core, trace, request, scenario.arrival, scenario.deadline, np.zeros(k, world.FIFO), heap,
+        scenario.transfer, world.feasible(scenario, plan), rule.rule, rule.ladder, rule.weights,
+        batch_row, request_row, instance_row,
     )  # fmt: skip
 
 
@@ -208,20 +199,19 @@ def query(scenario: Scenario, router: Any, view: routers.View, state: World) -> 
     decision = router.route(view)
     trace = state.trace[0]
     place = f"decision {int(trace['decisions'])} of {type(router).__name__}.route"
-    limits = (len(scenario.servers), scenario.n_widths, scenario.max_batch + 1)
-    names = ("server", "width", "group")
-    given = [getattr(decision, name, None) for name in names]
-    if given == [None] * 3:
+    ends = {
+        "server": (0, len(scenario.servers) - 1), "width": (0, scenario.n_widths - 1),
+        "group": (1, scenario.max_batch),
+    }  # fmt: skip
+    if not all(hasattr(decision, name) for name in ends):
         raise routers.InfeasibleRoute(
             f"{place}: expected a Decision(server, width, group), got {decision!r:.60}"
         )
-    for name, value, limit in zip(names, given, limits, strict=True):
-        least = int(name == "group")
-        if not isinstance(value, (int, np.integer)) or not least <= value < limit:
-            raise routers.InfeasibleRoute(
-                f"{place}: {name}: expected an integer in {least}..{limit - 1}, got {value!r:.60}"
-            )
-        trace[name] = value
+    for name, limits in ends.items():
+        try:
+            trace[name] = integer(f"{place}: {name}", getattr(decision, name), *limits)
+        except InputError as error:
+            raise routers.InfeasibleRoute(str(error)) from None
 
 
 def infeasible(scenario: Scenario, state: World) -> str:
@@ -245,13 +235,12 @@ def totals(
     """Summary and objective from the counters of the kernels; `energy`: whether it is known."""
     trace, finish, shed = state.trace[0], state.request["finish"], state.request["shed"]
     end = max(int(finish.max(initial=0)), int(shed.max(initial=0))) if horizon is None else horizon
-    latency = (finish - scenario.arrival)[finish >= 0]
-    points = scenario.points[state.request["tuple"][finish >= 0]]
-    wasted = (shed - scenario.arrival)[shed >= 0]
-    left = (finish >= 0) | (shed >= 0)
-    due = (scenario.deadline < NEVER) & (left | (scenario.deadline <= end))
+    done, dropped = finish >= 0, shed >= 0
+    latency, wasted = (finish - scenario.arrival)[done], (shed - scenario.arrival)[dropped]
+    points = scenario.points[state.request["tuple"][done]]
+    due = (scenario.deadline < NEVER) & (done | dropped | (scenario.deadline <= end))
     late = int((finish > scenario.deadline).sum())
-    kept = int((due & (finish >= 0)).sum()) - late
+    kept = int((due & done).sum()) - late
     joules = float(state.core.server["energy"].sum())
     mean = float(trace["variance"]) / max(end, 1)
     spread = max(0.0, float(trace["variance_squared"]) / max(end, 1) - mean**2) ** 0.5
@@ -276,8 +265,10 @@ def totals(
         late=late,
         attainment=100 * kept / int(due.sum()) if due.any() else None,
     )
-    every = np.concatenate([latency, wasted]), np.concatenate([points, 0 * wasted])
-    return summary, scenario.price(*every, joules)
+    lost = (n + len(wasted)) * int(scenario.points.max(initial=0)) - int(points.sum())
+    cost = int(latency.sum()) + int(wasted.sum())
+    cost += round(lost * scenario.ms_per_point * NS_PER_MS / POINTS)
+    return summary, cost + round(joules * scenario.ms_per_joule * NS_PER_MS)
 
 
 def shed_rows(state: World) -> Any:
@@ -332,7 +323,7 @@ def compare(
     load: str = "",
     on_point: Callable[[Point], object] | None = None,
 ) -> list[Point]:
-    """Simulate every router on the same traces.
+    """Simulate every router on the same traces, and return a point for each.
 
     Parameters
     ----------
@@ -349,11 +340,6 @@ def compare(
     on_point
         Called with every point.
 
-    Returns
-    -------
-    list
-        One point per router, in their order.
-
     Examples
     --------
     >>> from optsched import serving
@@ -363,8 +349,7 @@ def compare(
     >>> [round(one.mean["accuracy"]) for one in serving.compare(scenario, routers, seeds=range(2))]
     [70, 76]
     """
-    numbers = list(seeds)
-    if not numbers or not routers:
+    if not (numbers := list(seeds)) or not routers:
         raise InputError("seeds, routers: expected at least one of each")
     traces = [scenario if isinstance(scenario, Scenario) else scenario(i) for i in numbers]
     if not all(trace.n_requests for trace in traces):
@@ -408,25 +393,25 @@ def front_of(points: Sequence[Point], x: str = "accuracy", y: str = "p99_ms") ->
 def _point(router: str, load: str, runs: Sequence[Run]) -> Point:
     from scipy.special import stdtrit  # quantile of Student's t
 
-    rows = [_measures(run) for run in runs]
-    table = np.array([row[: min(map(len, rows))] for row in rows])
-    mean = dict(zip(MEASURES, table.mean(axis=0).tolist(), strict=False))
+    rows = np.array([_measures(run) for run in runs])
+    mean = rows.mean(axis=0)
     images = sum(run.summary.completed for run in runs)
-    mean["joules_per_image"] = sum(run.summary.energy_j or 0.0 for run in runs) / max(images, 1)
-    spread = table.std(axis=0, ddof=1) if len(runs) > 1 else 0 * table[0]
+    mean[3] = sum(run.summary.energy_j or 0.0 for run in runs) / max(images, 1)
+    spread = rows.std(axis=0, ddof=1) if len(runs) > 1 else 0 * mean
     half = spread * stdtrit(max(len(runs) - 1, 1), 0.975) / len(runs) ** 0.5
-    interval = dict(zip(MEASURES, half.tolist(), strict=False))
-    return Point(load, router, len(runs), mean, interval, any(map(_saturated, runs)))
+    keys = MEASURES[: int(np.isfinite(mean).sum())]  # NaN: no attainment
+    found, interval = (dict(zip(keys, row.tolist(), strict=False)) for row in (mean, half))
+    return Point(load, router, len(runs), found, interval, any(map(_saturated, runs)))
 
 
 def _measures(run: Run) -> list[float]:
-    """Values of `MEASURES`, without the attainment if there are no deadlines."""
+    """Values of `MEASURES`; the attainment is NaN if there are no deadlines."""
     summary, n = run.summary, max(run.summary.completed, 1)
-    found = [
+    return [
         summary.accuracy or 0.0, summary.mean_ms or 0.0, summary.p99_ms or 0.0,
         (summary.energy_j or 0.0) / n, run.cost / 1e6 / n, summary.throughput_per_s or 0.0,
+        math.nan if summary.attainment is None else summary.attainment,
     ]  # fmt: skip
-    return found if summary.attainment is None else [*found, summary.attainment]
 
 
 def _saturated(run: Run) -> bool:

@@ -30,6 +30,12 @@ MAX_VALUE = 1e12
 """Upper limit of all other numbers."""
 
 
+def fields(integers: str, reals: str = "") -> np.dtype[Any]:
+    """Return the type of a record of integers, followed by real numbers."""
+    rows = [(name, "i8") for name in integers.split()]
+    return np.dtype(rows + [(name, "f8") for name in reals.split()])
+
+
 def non_negative(place: str, given: Any) -> float:
     """Return a number from 0 to `MAX_VALUE`."""
     return number(place, given, most=MAX_VALUE)
@@ -37,10 +43,7 @@ def non_negative(place: str, given: Any) -> float:
 
 def milliseconds(place: str, given: Any) -> float:
     """Return a duration that fits int64 ns."""
-    found = non_negative(place, given)
-    if found > MAX_MS:
-        raise InputError(f"{place}: expected at most {MAX_MS:.0f} ms, got {given!r:.60}")
-    return found
+    return number(place, given, most=MAX_MS, what="milliseconds")
 
 
 def table(place: str, given: Any, axes: int) -> FloatArray:
@@ -252,17 +255,7 @@ def additive(known: Mapping[tuple[int, ...], float] = PUBLISHED, widths: int = 4
     known
         Percent by tuple of width indices; all uniform tuples among them.
     widths
-        W.
-
-    Returns
-    -------
-    array
-        Percent, one axis of length W per segment.
-
-    Raises
-    ------
-    InputError
-        A uniform tuple is missing.
+        W; the result, in percent, has an axis of this length per segment.
 
     Examples
     --------
@@ -279,10 +272,8 @@ def additive(known: Mapping[tuple[int, ...], float] = PUBLISHED, widths: int = 4
     mixed = [row for row in known if len(set(row)) > 1]
     target = np.array([known[row] - known[uniform[0]] for row in mixed])
     share = _shares(gain[np.array(mixed, np.int64).reshape(-1, segments)], target)
-    found = np.full((widths,) * segments, float(known[uniform[0]]))
-    for k in range(segments):
-        found += np.expand_dims(share[k] * gain, [i for i in range(segments) if i != k])
-    return found
+    added = [gain[at] * share[k] for k, at in enumerate(np.indices((widths,) * segments))]
+    return sum(added, np.full((widths,) * segments, float(known[uniform[0]])))
 
 
 def nearest(
@@ -309,41 +300,37 @@ def nearest(
     return percent.reshape((len(value),) * segments)
 
 
+def tuple_keys(n: int, segments: int) -> list[str]:
+    """Return all tuples of n widths as in documents, the last one counting fastest."""
+    return [",".join(map(str, row)) for row in np.ndindex((n,) * segments)]
+
+
 def accuracy_table(given: Mapping[str, float] | npt.ArrayLike, n: int, segments: int) -> FloatArray:
-    """Return the accuracy of all tuples of n widths, the last segment's width counting fastest.
+    """Return the accuracy of all tuples in the order of `tuple_keys`.
 
     `given` is percent by tuple, ``{"0,1,2,3": 74.5, ...}``, or an array of all. `InputError` names
     the tuple and the value.
     """
+    keys = tuple_keys(n, segments)
     if isinstance(given, Mapping):
-        percent = np.full((n,) * segments, np.nan)
-        for key, value in given.items():
-            percent[_indices(key, n, segments)] = non_negative(f"accuracy[{key!r}]", value)
-        missing = int(np.isnan(percent).sum())
-        if missing:
+        for key in given.keys() - {*keys}:
             raise InputError(
-                f"accuracy: {missing} of {percent.size} tuples are missing; estimate them by "
+                f'accuracy: expected {segments} indices of widths such as "{keys[0]}", got '
+                f"{key!r:.60}"
+            )
+        if missing := len(keys) - len(given):
+            raise InputError(
+                f"accuracy: {missing} of {len(keys)} tuples are missing; estimate them by "
                 "serving.additive or serving.nearest"
             )
+        flat = np.array([non_negative(f"accuracy[{key!r}]", given[key]) for key in keys])
     else:
-        percent = table("accuracy", given, max(1, np.ndim(given)))
-        if percent.size != n**segments:
-            raise InputError(f"accuracy: expected {n**segments} numbers, got {percent.size}")
-    flat = percent.ravel()
-    for at in np.flatnonzero(~((flat >= 0) & (flat <= 100)))[:1]:
-        key = ",".join(map(str, np.unravel_index(at, (n,) * segments)))
-        raise InputError(f'accuracy["{key}"]: expected a percentage in 0..100, got {flat[at]}')
+        flat = table("accuracy", given, max(1, np.ndim(given))).ravel()
+        if len(flat) != len(keys):
+            raise InputError(f"accuracy: expected {len(keys)} numbers, got {len(flat)}")
+    for at in np.flatnonzero(flat > 100)[:1]:
+        raise InputError(f'accuracy["{keys[at]}"]: expected a percentage in 0..100, got {flat[at]}')
     return frozen(np.rint(flat * POINTS) / POINTS)
-
-
-def _indices(key: Any, n: int, segments: int) -> tuple[int, ...]:
-    parts = key.split(",") if isinstance(key, str) else []
-    if len(parts) != segments or not {*parts} <= {*map(str, range(n))}:
-        raise InputError(
-            f"accuracy: expected {segments} indices of widths such as "
-            f'"{",".join(["0"] * segments)}", got {key!r:.60}'
-        )
-    return tuple(int(part) for part in parts)
 
 
 def _shares(gain: FloatArray, target: FloatArray) -> FloatArray:

@@ -8,7 +8,7 @@ import numpy as np
 from numba import types
 
 from optsched.io.values import frozen
-from optsched.kernels.compile import INT, entry, helper
+from optsched.kernels.compile import INT, READ, entry, helper, records
 from optsched.serving.core import (
     CORE,
     DONE,
@@ -22,13 +22,11 @@ from optsched.serving.core import (
     Core,
     handle,
     new_block,
-    records,
     settle,
 )
 from optsched.serving.log import BATCH, ENTRY, INSTANCE
-from optsched.serving.policy import decide
-from optsched.serving.rules import RULE, delay, expected
-from optsched.serving.tables import NEVER, SLOTS
+from optsched.serving.rules import RULE, decide, delay, expected
+from optsched.serving.tables import NEVER, SLOTS, fields
 
 if TYPE_CHECKING:
     from optsched.serving.plan import Plan
@@ -40,31 +38,26 @@ RUNNING, DRAINED, UNDECIDED, ENDED, FULL, STUCK, INFEASIBLE = range(-1, 6)
 ARRIVE, REQUEUE, ROUTE = range(TICK + 1, TICK + 4)
 """Additional events: a request arrives; one is queued again; the router decides."""
 
-TRACE = np.dtype(
-    [(name, "i8") for name in (
-        "now", "router", "router_at", "horizon",
-        "arrived", "completed", "decisions", "pending", "order",
-        "decision", "segment", "server", "width", "group",  # 1: a Python router decides
-        "logs", "batches", "entries", "instances",
-        "deadlines", "sheds", "shed", "shed_at",  # whether there are any, whether to shed; the last
-        "load", "squares", "since", "area", "counted",
-    )] + [("variance", "f8"), ("variance_squared", "f8")]
-)  # fmt: skip
+TRACE = fields(
+    "now router router_at horizon arrived completed decisions pending order "
+    "decision segment server width group logs batches entries instances "
+    "deadlines sheds shed shed_at load squares since area counted",
+    "variance variance_squared",
+)
 """Clocks, counters, the current decision, rows written, and integrals over time.
 
-`completed` counts requests that were shed, too. `shed` is the last request shed or -1; its `next`
-is the one before. `area` is the integral of the requests in the system, up to `counted`; `load`
-and `squares` are sums over servers of min(U, 1) and its square.
+`completed` counts requests that were shed, too. `decision` is 1 while a Python router decides.
+`deadlines`: whether there are any; `sheds`: whether requests are shed; `shed` is the last one or
+-1, its `next` the one before. `area` is the integral of the requests in the system, up to
+`counted`; `load` and `squares` are sums over servers of min(U, 1) and its square.
 """
 
-REQUEST = np.dtype(
-    [(name, "i8") for name in ("next", "width", "tuple", "server", "finish", "shed")]
-)
+REQUEST = fields("next width tuple server finish shed")
 """`width` is that of the last segment, `tuple` the index of all so far; `finish` and `shed` are
 times or -1."""
 
-FIFO = np.dtype([(name, "i8") for name in ("head", "tail", "images")])
-EVENT = np.dtype([(name, "i8") for name in ("at", "order", "kind", "server", "which")])
+FIFO = fields("head tail images")
+EVENT = fields("at order kind server which")
 
 
 class World(NamedTuple):
@@ -85,21 +78,19 @@ class World(NamedTuple):
     rule: Any
     ladder: Any
     """Candidate tuples of the width rule, narrowest first."""
-    ladder_mmac: Any
     weights: Any
-    """Parameters of a learned policy, followed by its buffers."""
+    """MMACs of the candidates, values of prefixes, or parameters of a policy and its buffers."""
     batch_row: Any
     request_row: Any
     instance_row: Any
 
 
-_INTS = types.Array(types.int64, 1, "C", readonly=True)
-_TABLE = types.Array(types.int64, 2, "C", readonly=True)
+_TABLE = types.Array(INT, 2, "C", readonly=True)
 WORLD: Final = types.NamedTuple(
     (
-        CORE, records(TRACE), records(REQUEST), _INTS, _INTS, records(FIFO), records(EVENT), _TABLE,
+        CORE, records(TRACE), records(REQUEST), READ, READ, records(FIFO), records(EVENT), _TABLE,
         types.Array(types.boolean, 3, "C", readonly=True), records(RULE), _TABLE,
-        types.Array(types.float64, 1, "C", readonly=True), types.Array(types.float64, 1, "C"),
+        types.Array(types.float64, 1, "C"),
         records(BATCH), records(ENTRY), records(INSTANCE),
     ),
     World,
@@ -191,13 +182,20 @@ def _serve(world, s, event, which, now):  # type: ignore[no-untyped-def]
             world.instance_row[slot.row].unload = now
 
 
-@helper(NONE, WORLD, INT, counted=False, inline=True)
-def _spread(world, now):  # type: ignore[no-untyped-def]
-    """Integrate the variance of U over servers up to now."""
+@helper(types.float64, WORLD, counted=False, inline=True)
+def variance_of(world):  # type: ignore[no-untyped-def]
+    """Return the present variance of min(U, 1) over servers."""
     trace = world.trace[0]
     n = len(world.core.server)
     mean = trace.load / n / UNIT
-    variance = max(0.0, trace.squares / n / (1.0 * UNIT * UNIT) - mean * mean)
+    return max(0.0, trace.squares / n / (1.0 * UNIT * UNIT) - mean * mean)
+
+
+@helper(NONE, WORLD, INT, counted=False, inline=True)
+def _spread(world, now):  # type: ignore[no-untyped-def]
+    """Integrate the variance up to now."""
+    trace = world.trace[0]
+    variance = variance_of(world)
     trace.variance += variance * (now - trace.since)
     trace.variance_squared += variance * variance * (now - trace.since)
     trace.since = now
@@ -237,26 +235,20 @@ def _sooner(world, a, b):  # type: ignore[no-untyped-def]
 @helper(NONE, WORLD, INT, INT, counted=False, inline=True)
 def _queue(world, r, k):  # type: ignore[no-untyped-def]
     """Insert a request into the router's queue of segment k, before those with later deadlines."""
-    trace = world.trace[0]
     fifo = world.fifo[k]
+    before, after = fifo.tail if fifo.images else -1, -1
     due = world.deadline[r]
-    world.request[r].next = -1
-    if trace.deadlines and fifo.images and due < world.deadline[fifo.tail]:
+    if world.trace[0].deadlines and fifo.images and due < world.deadline[before]:
         before, after = -1, fifo.head
         while world.deadline[after] <= due:
             before, after = after, world.request[after].next
-        world.request[r].next = after
-        if before < 0:
-            fifo.head = r
-        else:
-            world.request[before].next = r
-        fifo.images += 1
-        return
-    if fifo.images:
-        world.request[fifo.tail].next = r
-    else:
+    world.request[r].next = after
+    if before < 0:
         fifo.head = r
-    fifo.tail = r
+    else:
+        world.request[before].next = r
+    if after < 0:
+        fifo.tail = r
     fifo.images += 1
 
 
@@ -270,12 +262,11 @@ def _count(world, now):  # type: ignore[no-untyped-def]
 
 @helper(NONE, WORLD, INT, INT, counted=False, inline=True)
 def _arrive(world, r, now):  # type: ignore[no-untyped-def]
-    trace = world.trace[0]
     request = world.request[r]
-    request.width, request.tuple, request.server = 0, 0, -1
-    request.finish, request.shed = -1, -1
+    request.width, request.tuple = 0, 0
+    request.server = request.finish = request.shed = -1
     _count(world, now)
-    trace.arrived += 1
+    world.trace[0].arrived += 1
     _queue(world, r, 0)
 
 
@@ -358,7 +349,7 @@ def _form(world):  # type: ignore[no-untyped-def]
 
 
 @helper(types.UniTuple(INT, 4), WORLD, counted=False, inline=True)
-def _next_event(world):  # type: ignore[no-untyped-def]
+def next_event(world):  # type: ignore[no-untyped-def]
     """Time, kind, server and slot or block of the next event; at equal times the heap's first."""
     trace = world.trace[0]
     first = world.heap[0]
@@ -450,7 +441,7 @@ def advance(world):  # type: ignore[no-untyped-def]
     while status == RUNNING:
         now, event, s, which = trace.now, ROUTE, 0, 0
         if trace.decision != 1:
-            now, event, s, which = _next_event(world)
+            now, event, s, which = next_event(world)
             status = _stop_reason(world, now)
             if status != RUNNING:
                 break

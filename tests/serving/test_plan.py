@@ -14,14 +14,7 @@ from serving_cases import mutated, plain, random_scenario
 from optsched.errors import InputError
 from optsched.model.verify import verify
 from optsched.serving import MarginalCost, Plan, check, plan_instances, simulate
-from optsched.serving.plan import (
-    BATCH,
-    BUSY,
-    WAITING,
-    TooLate,
-    _solve,
-    _weights,
-)  # fmt: skip
+from optsched.serving.plan import BATCH, BUSY, WAITING, _solve, _weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +100,7 @@ def test_a_rate_that_nothing_serves() -> None:
 
 def test_too_little_time_for_a_plan() -> None:
     """The planner refuses."""
-    with pytest.raises(TooLate, match="time_limit"):
+    with pytest.raises(InputError, match="time_limit"):
         plan_instances(random_scenario(0), time_limit=0)
 
 

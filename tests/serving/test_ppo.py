@@ -12,8 +12,8 @@ import pytest
 from optsched.errors import InputError, MissingExtra
 from optsched.serving import rules
 from optsched.serving.plan import Plan
-from optsched.serving.policy import Policy, sizes
-from optsched.serving.routers import Decision
+from optsched.serving.routers import Decision, Policy
+from optsched.serving.rules import sizes
 from optsched.serving.simulator import simulate
 from optsched.serving.workload import reference
 
