@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = (sys.executable, "-c", "from optsched.cli import main; main()")
 """Command line of ``optsched`` in a process of this interpreter."""
+LAUNCH: Final = "from optsched.arraypipe.from_plan import launch; launch()"
 
 
 def _folder(name: str) -> str:
@@ -98,3 +99,21 @@ def ended(process: Popen[bytes]) -> int:
         except KeyboardInterrupt:
             print("waiting for whole iterations and checkpoints", file=sys.stderr)
     return process.returncode
+
+
+def launch() -> None:
+    """Run `torchrun`; exit with 2 if a rank does, as for wrong input, which it has printed."""
+    import logging
+
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    try:
+        run.main(sys.argv[1:])
+    except ChildFailedError as error:
+        codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
+        for rank, code in codes.items():
+            if code not in (1, 2):
+                print(f"failed: rank {rank} ended with code {code}", file=sys.stderr)
+        sys.exit(2 if 2 in codes.values() else 1)

@@ -98,7 +98,9 @@ def folder_of(trainer: ArrayTrainer, request: Request) -> CheckpointFolder | Non
     if request.checkpoint is None:
         return None
     config = trainer.config
-    return CheckpointFolder(Path(request.checkpoint), trainer.cuts, config.every, config.keep)
+    folder = CheckpointFolder(Path(request.checkpoint), trainer.cuts, config.every, config.keep)
+    folder.whole = config.replicas == 1
+    return folder
 
 
 def _shared_settings(

@@ -121,7 +121,7 @@ def read_bounds(path: str | os.PathLike[str]) -> dict[str, Known]:
     found: dict[str, Known] = {}
     text = read_text(path)
     header = {cell.strip('" \r') for cell in text.partition("\n")[0].split(",")}
-    columns = next((one for one in _COLUMNS if header.issuperset(one)), _COLUMNS[-1])
+    columns = max(reversed(_COLUMNS), key=lambda one: len(header.intersection(one)))
     for place, row in csv_records(text, str(path), (), columns):
         known = _known(row, place, columns[1:])
         if known is None:

@@ -117,7 +117,7 @@ def run(
     Example: optsched arraypipe run train.py:make plan.schedule.json --checkpoint ckpt
     """
     from optsched.arraypipe.commands import run_script
-    from optsched.arraypipe.from_plan import PROGRAM, chosen_array, ended
+    from optsched.arraypipe.from_plan import LAUNCH, PROGRAM, chosen_array, ended
     from optsched.arraypipe.plan.plan import compile_plan
     from optsched.model.schedule import Schedule
 
@@ -126,9 +126,9 @@ def run(
         devices = ranks if given is None else len(compile_plan(given).devices)
         if ranks != devices:
             raise InputError(f"ranks: expected {devices}, one per device, got {ranks}")
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        program = [*launcher, "--no-python", *PROGRAM, *sys.argv[1:]]
-        raise typer.Exit(ended(Popen([sys.executable, *program])))
+        launcher = ["--standalone", f"--nproc-per-node={ranks}", "--no-python"]
+        program = [sys.executable, "-c", LAUNCH, *launcher, *PROGRAM, *sys.argv[1:]]
+        raise typer.Exit(ended(Popen(program, env={"OMP_NUM_THREADS": "1", **os.environ})))
     settings = {"every": every, "verbose": not quiet}
     if not run_script(script, given, steps, output, settings, checkpoint=checkpoint, resume=resume):
         raise typer.Exit(1)

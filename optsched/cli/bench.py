@@ -97,15 +97,7 @@ def bench(
 def _tasks(
     instances: Sequence[Instance], options: dict[str, dict[str, Any]], limits: Limits
 ) -> tuple[list[Task], list[str]]:
-    """Return all solves, seed by seed, and the reasons of refused pairs.
-
-    Raises
-    ------
-    InputError
-        An unknown solver or option.
-    UnsupportedProblem
-        No solver takes any of the instances.
-    """
+    """Return all solves, seed by seed, and the reasons of refused pairs; refuse if all are."""
     for name, given in options.items():
         kinds = {instance.problem.problem_kind for instance in instances}
         able = [find_solver(name, kind) for kind in kinds if name in of_kind(kind)]

@@ -53,26 +53,14 @@ Devices = Annotated[str | None, option("Such as cpu,cpu or cuda:0 [default: all]
 
 
 def parse_options(given: Sequence[str] | None) -> dict[str, Any]:
-    """Parse ``["tenure=8", "rule=insertion"]``; values are JSON or text.
-
-    Raises
-    ------
-    InputError
-        No ``=``, no key, or a key given twice.
-    """
+    """Parse ``["tenure=8", "rule=insertion"]``; values are JSON or text, keys occur once."""
     return {key: _value(text) for key, text in pairs("option", given or (), "KEY=VALUE").items()}
 
 
 def options_of(
     names: Sequence[str], given: Sequence[str] | None, what: str
 ) -> dict[str, dict[str, Any]]:
-    """Parse options of several solvers or policies: ``genetic.population=9`` is for one alone.
-
-    Raises
-    ------
-    InputError
-        As `parse_options`, or the prefix of an option is not one of the names.
-    """
+    """Parse options of several solvers or policies: ``genetic.population=9`` is for one alone."""
     found: dict[str, dict[str, Any]] = {name: {} for name in names}
     for key, value in parse_options(given).items():
         prefix, dot, short = key.partition(".")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import traceback
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path  # noqa: TC003
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +28,8 @@ from optsched.problems.jobshop import published
 from optsched.solving.stop import AnyOf, Gap, NoImprovement
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from optsched.model.schedule import Problem
     from optsched.solving.progress import Criterion
     from optsched.solving.result import Result
@@ -61,11 +65,12 @@ def solve(
     check_outputs([output], [file])
     problem = options.with_objective(read_problem(file), objective)
     start = None if warm_start is None else Schedule.read(warm_start)
-    with Bar(quiet=quiet) as bar:
+    given = options.parse_options(option)
+    with Bar(quiet=quiet) as bar, _named(solver):
         result = optsched.solve(
             problem, solver, time_limit=time_limit, iterations=iterations, target=target,
             stop=_criterion(stop_gap, stop_no_improvement), workers=workers, seed=seed,
-            warm_start=start, on_progress=bar, options=options.parse_options(option),
+            warm_start=start, on_progress=bar, options=given,
         )  # fmt: skip
     if output is not None and result.schedule is not None:
         result.schedule.write(output)
@@ -77,6 +82,19 @@ def solve(
         raise KeyboardInterrupt
     if result.schedule is None:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _named(solver: str) -> Iterator[None]:
+    """Turn an exception inside a solver into one sentence with its name and the line."""
+    try:
+        yield
+    except (optsched.OptschedError, MemoryError):
+        raise
+    except Exception as error:
+        *_, at = traceback.extract_tb(error.__traceback__)
+        what = f"solver {solver}: {type(error).__name__}: {error}"
+        raise optsched.InternalError(f"{what} ({at.filename}:{at.lineno})") from error
 
 
 def verify(

@@ -143,7 +143,7 @@ class _Table:
         if abs(found) > MAX_INTEGER:
             self.refuse(r, column, f"more than 2^53{f' ticks of 1 {self.tick}' * bool(self.tick)}")
         if found < least:
-            self.refuse(r, column, "expected a number >= 0")
+            self.refuse(r, column, f"expected a number >= {least}")
         return found
 
     def required(self, r: int, column: _Column, least: int = 0) -> int:
@@ -161,13 +161,15 @@ class _Table:
             found.setdefault(name, []).append(r)
         return found
 
-    def per_job(self, field: str, jobs: Mapping[str, Sequence[int]], default: Any) -> list[Any]:
+    def per_job(
+        self, field: str, jobs: Mapping[str, Sequence[int]], default: Any, least: int = 0
+    ) -> list[Any]:
         """A column that repeats the value of a job in its rows; `default` if all are empty."""
         column, found = self.plain[field], []
         for rows in jobs.values():
             values: dict[int, int] = {}
             for r in rows:
-                value = self.number(r, column)
+                value = self.number(r, column, least)
                 if value is not None and values.setdefault(value, r) == r and len(values) > 1:
                     self.refuse(r, column, f"expected {next(iter(values))} as before for this job")
             found.append(next(iter(values), default))
@@ -237,8 +239,8 @@ def job_array(given: Any, time_unit: str = "", tick: str = "", **options: Any) -
         )
     jobs = table.jobs()
     if not is_long and len(jobs) < len(table.places):
-        name = next(name for name, rows in jobs.items() if len(rows) > 1)
-        raise InputError(f"{table.file}: job {format_value(name)} has several rows")
+        name, rows = next(one for one in jobs.items() if len(one[1]) > 1)
+        raise InputError(f"{table.places[rows[1]]}: job {format_value(name)} has several rows")
     cells: dict[str, dict[tuple[int, int], int]] = {"forward": {}, "backward": {}}
     for j, rows in enumerate(jobs.values()):
         for r in rows:
@@ -246,10 +248,11 @@ def job_array(given: Any, time_unit: str = "", tick: str = "", **options: Any) -
                 if (j, v) in cells.setdefault(field, {}):
                     raise InputError(f"{table.places[r]}: a second value of {field}, stage {v}")
                 cells[field][j, v] = value
-    fields = _filled(cells, list(jobs), not is_long)
+    places = [f"{table.places[rows[0]]}: job {format_value(name)}" for name, rows in jobs.items()]
+    fields = _filled(cells, places, "" if is_long else table.file)
     fields["names"] = list(jobs)
     for key in (key for key in per_job if key in table.plain):
-        fields[key] = table.per_job(key, jobs, FIELDS[key].default)
+        fields[key] = table.per_job(key, jobs, FIELDS[key].default, FIELDS[key].least)
     return JobArray(**table.joined(fields, options))
 
 
@@ -275,7 +278,8 @@ def _row(table: _Table, r: int) -> list[tuple[str, int, int]]:
         if column.field != "job" and FIELDS[column.field].kind != "job":
             if column.stage is None:
                 raise InputError(
-                    f"column {column.header}: expected one per stage, {column.field}_0, ..."
+                    f"{table.file}: column {column.header}: expected one per stage, "
+                    f"{column.field}_0, ..."
                 )
             if (value := table.number(r, column, FIELDS[column.field].least)) is not None:
                 found.append((column.field, column.stage, value))
@@ -283,11 +287,11 @@ def _row(table: _Table, r: int) -> list[tuple[str, int, int]]:
 
 
 def _filled(
-    cells: Mapping[str, Mapping[tuple[int, int], int]], names: Sequence[str], wide: bool
+    cells: Mapping[str, Mapping[tuple[int, int], int]], places: Sequence[str], wide: str
 ) -> dict[str, Any]:
     """Tables of an array; a missing value is 0, refused for blocks that every job has.
 
-    In a `wide` table (a row per job) a missing column of a stage is refused too.
+    In a table with a row per job, the file `wide`, a missing column of a stage is refused too.
     """
     stages = 1 + max((v for _, v in cells["forward"]), default=0)
     fields: dict[str, Any] = {}
@@ -296,16 +300,17 @@ def _filled(
         for j, v in found:
             if v >= width:
                 raise InputError(
-                    f"job {format_value(names[j])}: {field} of stage {v}, expected 0..{width - 1} "
-                    "by the stages of forward"
+                    f"{places[j]}: {field} of stage {v}, expected 0..{width - 1} by the stages of "
+                    "forward"
                 )
-        every = ((j, v) for j in range(len(names)) for v in range(width))
+        every = ((j, v) for j in range(len(places)) for v in range(width))
         if field in ("forward", "backward", "weight"):
             for j, v in (at for at in every if at not in found):
-                raise InputError(f"job {format_value(names[j])}: {field} of stage {v} is missing")
+                raise InputError(f"{places[j]}: {field} of stage {v} is missing")
         if empty := {*range(width)} - {v for _, v in found} if wide else ():
-            raise InputError(f"column {field}_{min(empty)} is missing: other stages have theirs")
-        fields[field] = [[found.get((j, v), 0) for v in range(width)] for j in range(len(names))]
+            at = f"{wide}: column {field}_{min(empty)}"
+            raise InputError(f"{at} is missing: other stages have theirs")
+        fields[field] = [[found.get((j, v), 0) for v in range(width)] for j in range(len(places))]
     return fields
 
 
@@ -323,7 +328,8 @@ def job_shop(given: Any, time_unit: str = "", tick: str = "", **options: Any) ->
         if "step" in columns:
             steps = {table.required(r, columns["step"]): r for r in rows}
             if len(steps) < len(rows):
-                raise InputError(f"job {format_value(name)}: two rows have the same step")
+                place = table.places[min({*rows} - {*steps.values()})]
+                raise InputError(f"{place}: job {format_value(name)}: two rows have the same step")
             rows = [steps[step] for step in sorted(steps)]
         chains.append([(number[labels[r]], table.required(r, columns["duration"])) for r in rows])
     fields: dict[str, Any] = {

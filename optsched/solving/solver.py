@@ -64,8 +64,7 @@ class Solver(Protocol):
 
 def kinds(engine: Solver) -> tuple[str, ...]:
     """Return the kinds of problems that a solver supports."""
-    found: tuple[str, ...] = tuple(getattr(engine, "kinds", ("jobshop", "jobarray")))
-    return found
+    return tuple(getattr(engine, "kinds", ("jobshop", "jobarray")))
 
 
 def support(engine: Solver, problem: Problem) -> Support:
@@ -84,9 +83,13 @@ def support(engine: Solver, problem: Problem) -> Support:
 def support_by_name(name: str, problem: Problem) -> Support:
     """`support` of the solver of this name for the problem's kind; `InputError` if none has it."""
     try:
-        return support(solver(name, problem.problem_kind), problem)
+        engine = solver(name, problem.problem_kind)
     except UnsupportedProblem as error:
         return Support(False, str(error))
+    try:
+        return support(engine, problem)
+    except Exception as error:  # of another package: the other solvers are still listed
+        return Support(False, f"supports() raises {type(error).__name__}: {error}")
 
 
 def runs_inline(engine: Solver, problem: Problem) -> bool:

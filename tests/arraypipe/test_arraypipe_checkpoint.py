@@ -330,6 +330,21 @@ def test_data_that_do_not_begin_at_an_iteration_are_refused(tmp_path: Path, batc
     assert steps == []
 
 
+def test_other_data_are_noticed(tmp_path: Path) -> None:
+    """By the last batch before the checkpoint; micro-batches are those of one batch."""
+    jobs, order = [Job(0, 8, sgd, microbatches=2)], random_schedule([2], 3)
+    run(trainer(jobs), order, 2, checkpoint=tmp_path)
+
+    def other(job: Job, start: int) -> Any:
+        return ((x + 1, y) for x, y in data(job, start))
+
+    with pytest.warns(UserWarning, match="job job0: the batch of iteration 1 differs from that of"):
+        run(trainer(jobs, data=other), order, 3, checkpoint=tmp_path, resume=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run(trainer(jobs, data=other), order, 4, checkpoint=tmp_path, resume=True)
+
+
 # frozen weights, transformers, PEFT
 
 
@@ -364,6 +379,8 @@ def test_frozen_weights_are_written_once(tmp_path: Path) -> None:
             model[0].weight.add_(1)
         return model
 
+    with pytest.warns(UserWarning, match=r"frozen '0.weight' differ from the model of job job0"):
+        run(trainer(jobs[:1], build_model=other), ONE, 6, checkpoint=tmp_path, resume=True)
     shutil.rmtree(tmp_path / "job0")  # begins with the other base
     changed = trainer(jobs, build_model=other)
     with pytest.raises(InputError, match=r"'0.weight' is frozen and shared with other jobs"):

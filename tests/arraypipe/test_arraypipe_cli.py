@@ -221,3 +221,8 @@ def test_ranks(shop: Cli) -> None:
     assert sorted(os.listdir("p")) == RESULTS
     one, two = (json.loads(Path(folder, "summary.json").read_text())["jobs"] for folder in "op")
     assert [job["last_loss"] for job in one] == [job["last_loss"] for job in two]
+    words = [*PROGRAM, *RUN[:2], "t.py:raises", "--ranks", "2", "--steps", "6"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 2, done.stderr
+    assert {*done.stderr.splitlines()} == {done.stderr.splitlines()[0]}
+    assert "raises KeyError: 'learning rate'" in done.stderr

@@ -90,6 +90,14 @@ def test_adapters_are_small_checkpoints(base: Path, tmp_path: Path) -> None:
     other = array_trainer(lambda: adapted(base, alpha=32), batches(), stages=2, jobs=jobs_of())
     with pytest.raises(InputError, match="adapter setting lora_alpha 8, the job has 32"):
         run(other, ORDER, 4, checkpoint=tmp_path, resume=True)
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        whole = (place / name).read_bytes()
+        (place / name).write_bytes(whole[:-20])
+        with pytest.raises(
+            InputError, match=rf"{name} (is damaged|cannot be read).*iteration 1 is"
+        ):
+            run(array, ORDER, 4, checkpoint=tmp_path, resume=True)
+        (place / name).write_bytes(whole)
     again = run(array, ORDER, 4, checkpoint=tmp_path, resume=True)
     for j in range(3):
         alone = array.train_alone(j, 4)

@@ -331,6 +331,7 @@ def test_keys() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("name,bound\n", ':1: column "value" is missing; needed: name,bound,value'),
         ("instance,lb\n", ':1: column "ub" is missing; needed: instance,lb,ub'),
         ("instance,lb,ub\na,1,x\n", ":2: ub: expected an integer, got 'x'"),
         ("instance,lb,ub\na,3,2\n", ":2: lb: 3 is above ub 2"),

@@ -14,6 +14,7 @@ import optsched
 from optsched.arraypipe.profile import Profile
 from optsched.formats.read_problem import read_problem
 from optsched.model.schedule import Schedule
+from optsched.solving.solver import solver as find_solver
 from optsched.solving.solver import support_by_name
 
 # what every command does with bad input
@@ -225,6 +226,21 @@ def test_unsupported(cli: Cli) -> None:
     assert takers and f"solvers           {', '.join(takers)}" in lines
     refusals = {line.partition("  ")[0] for line in lines if line.startswith("not ")}
     assert refusals == {f"not {name}" for name in {*optsched.solvers("periodic")} - {*takers}}
+
+
+def test_an_exception_inside_a_solver(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code 1 and one sentence with the solver, the exception and its line; no file."""
+
+    def broken(*_: object) -> None:
+        raise KeyError("tenure")
+
+    monkeypatch.setattr(type(find_solver("dispatch")), "solve", broken)
+    ran = cli("solve", "ft06", "--solver", "dispatch", "-o", "out.json")
+    assert (ran.code, ran.out) == (1, "") and not Path("out.json").exists()
+    assert ran.err.startswith("failed: solver dispatch: KeyError: 'tenure' (")
+    assert f"test_cli.py:{broken.__code__.co_firstlineno + 1})" in ran.err
+    monkeypatch.setattr(type(find_solver("dispatch")), "supports", broken)
+    assert "supports() raises KeyError: 'tenure'" in cli("show", "ft06").out
 
 
 @pytest.mark.parametrize("name", ["la01"])

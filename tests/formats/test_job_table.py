@@ -185,8 +185,36 @@ def test_refusals_of_files_and_shops(tmp_path: Path) -> None:
         JobShop.from_table([{**STEPS[0], "duration": -1}])
     with pytest.raises(InputError, match="release: given as an argument"):
         JobShop.from_table(STEPS, release=[1, 1])
-    with pytest.raises(InputError, match='job "7": two rows have the same step'):
+    with pytest.raises(InputError, match='row 0: job "7": two rows have the same step'):
         JobShop.from_table([{**row, "step": 1} for row in STEPS])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "job,stage,kind,duration_ms\na,0,F,1\na,0,B,1\na,1,F,1\n",
+            ':2: job "a": backward of stage',
+        ),
+        ("job,forward_0_ms,backward_0_ms\na,1,1\na,1,2\n", ':3: job "a" has several rows'),
+        ("job,forward_ms,backward_0_ms\na,1,2\n", ": column forward_ms: expected one per stage"),
+        (
+            "job,forward_0_ms,backward_0_ms,activation_1\na,1,2,3\n",
+            ':2: job "a": activation of sta',
+        ),
+        ("job,machine,step,duration\na,0,0,1\na,1,0,2\n", ':2: job "a": two rows have the same'),
+        (
+            "job,forward_0_ms,backward_0_ms,micro_batches\na,1,2,0\n",
+            ":2, column micro_batches: expected a number >= 1",
+        ),
+    ],
+)
+def test_refusals_of_files_name_file_and_row(tmp_path: Path, text: str, message: str) -> None:
+    """Also those of several rows."""
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(InputError, match=f"^{path}{message}"):
+        read_problem(path)
 
 
 def test_a_stage_without_its_column_is_refused() -> None:

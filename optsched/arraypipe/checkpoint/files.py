@@ -72,9 +72,12 @@ def damage(checkpoint: Path, sums: dict[tuple[int, int, int], int]) -> str:
             loaded = load(path, "meta")
             expected.update(loaded.get("checksums", {}) if isinstance(loaded, dict) else {})
         path = checkpoint / INDEX
-        places = json.loads(path.read_text())["weight_map"]
-        if missing := {*places.values()} - expected.keys():
+        index = json.loads(path.read_text())
+        if missing := {*index["weight_map"].values()} - expected.keys():
             return f"{INDEX} names {min(missing)}, which no stage has written"
+        expected.update(index["metadata"].get("checksums", {}))
+        for path in checkpoint.glob("*config.json"):
+            json.loads(path.read_text())
         for name, known in expected.items():
             path = checkpoint / name
             status = path.stat()

@@ -34,6 +34,7 @@ from optsched.arraypipe.checkpoint.states import (
     check_restart,
     check_same,
     check_same_model,
+    digest,
     restore,
     settings_of,
     stage_state,
@@ -69,6 +70,7 @@ class _JobState:
 
     settings: dict[str, str]  # of the fresh job; optimizers and schedulers change theirs
     kept: int  # newest iteration that is copied in this process
+    batch: str = ""  # digest of the last one before the checkpoint that was read
     noted: dict[int, dict[int, _Noted]] = field(default_factory=dict)  # by iteration and stage
     pending: list[Future[None]] = field(default_factory=list)
 
@@ -96,6 +98,7 @@ class CheckpointFolder:
     keep: int = 2  # newest checkpoints of a job that are not removed; nor is the best one
     is_first: bool = True  # whether this process removes what a killed run has left
     stages_of: Callable[[JobRun], Collection[int]] | None = None  # trained here; None: all
+    whole: bool = True  # batches are no parts for replicas, and are compared with former ones
     jobs: dict[int, _JobState] = field(default_factory=dict)
     checksums: dict[tuple[int, int, int], int] = field(default_factory=dict)  # of files read
 
@@ -167,7 +170,8 @@ class CheckpointFolder:
         """The data of a job, which must begin with the batch of the iteration to resume with."""
         at = self.jobs[run.index].kept
         if at:
-            check_restart(data, run.job, run.title, at)
+            known = self.jobs[run.index].batch if self.whole else ""
+            check_restart(data, run.job, run.title, at, known)
         return data
 
     def note(self, run: JobRun, stage: int, iteration: int) -> None:
@@ -223,6 +227,8 @@ class CheckpointFolder:
         """Copy a stage; with the last one of this process, let the thread write all of them."""
         state, device = self.jobs[run.index], run.stages[stage].device
         copies = stage_state(run, stage)
+        if not stage and self.whole and run.feed is not None and run.feed.iteration == done - 1:
+            copies["batch"] = {"digest": digest(run.feed.parts)}
         copied = torch.cuda.current_stream(device).record_event() if on_gpu(device) else None
         noted = state.noted.setdefault(done, {})
         noted[stage] = _Noted(copies, copied)
@@ -249,9 +255,11 @@ class CheckpointFolder:
         for path in sorted(merging.glob("*.safetensors")):
             places.update(dict.fromkeys(open_weights(path).shapes, path.name))
             total += path.stat().st_size
-        index = {"metadata": {"total_size": total}, "weight_map": places}
+        index: dict[str, Any] = {"metadata": {"total_size": total}, "weight_map": places}
         replace_file(merging / INDEX, json.dumps(index, indent=1))
-        write_configs(run.model, merging)
+        if sums := write_configs(run.model, merging):
+            index["metadata"]["checksums"] = sums
+            replace_file(merging / INDEX, json.dumps(index, indent=1))
         target = place / str(done)
         sync_folder(merging)
         merging.rename(target)
@@ -331,6 +339,7 @@ class CheckpointFolder:
                 f"{place}: was written after iteration {train['iteration']}; a folder must keep "
                 f"its name"
             )
+        self.jobs[run.index].batch = train.get("batch", {}).get("digest", "")
         weights = open_weights(place)
         check_same_model(run, weights, train["extra"].keys(), place)
         check_same(train["settings"], self.jobs[run.index].settings, "{}", place)

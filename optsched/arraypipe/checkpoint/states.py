@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 import zlib
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +21,7 @@ from optsched.arraypipe.model.split import (
     shard,
     states_by_name,
 )
+from optsched.arraypipe.runtime.data import cut_batch
 from optsched.errors import InputError, OptschedError
 
 if TYPE_CHECKING:
@@ -180,12 +182,16 @@ def restore(
     place: Path,
 ) -> None:
     """Give stages of a fresh job all that its checkpoint has, one tensor at a time."""
+    frozen = {p.data_ptr() for p in run.model.parameters() if not p.requires_grad}
+    changed = []
     for stage in stages:
         state, buffers = shard(run.model, run.stages, stage.index)
         for name, target in state.items():
             if name not in train["extra"]:
-                value = weights.read(name)
-                _restore_tensor(target, value, target.data_ptr() in shared, name, place)
+                value, at = weights.read(name), target.data_ptr()
+                if at in frozen and target.numel() and at not in shared:
+                    changed += [name] * (not torch.equal(target.cpu(), value))
+                _restore_tensor(target, value, at in shared, name, place)
         if extra := {name: value for name, value in train["extra"].items() if name in state}:
             run.model.load_state_dict(extra, strict=False)
         for name, old in buffers.items():
@@ -202,6 +208,13 @@ def restore(
                 if name in train["loss"]:
                     _set_buffer(stage.loss, name, train["loss"][name], old)
         _restore_scheduler(stage, train["scheduler"])
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        warnings.warn(
+            f"{place}: frozen {changed[0]!r}{more} differ from the model of job {run.title}, as "
+            f"with another base; it continues with the weights of the checkpoint",
+            stacklevel=2,
+        )
 
 
 def _set_buffer(module: nn.Module, name: str, value: Tensor, old: Tensor) -> None:
@@ -247,18 +260,29 @@ def digest(batch: Any) -> str:
     return f"{value.dtype}{list(batch.shape)}#{zlib.crc32(data):08x}"
 
 
-def check_restart(data: Data, job: Job, title: str, at: int) -> None:
-    """Refuse data that give another batch for iteration `at` when they begin with it."""
+def check_restart(data: Data, job: Job, title: str, at: int, known: str) -> None:
+    """Refuse data that give another batch for iteration `at` when they begin with it.
+
+    Warn if the batch before is not that of the checkpoint, of which the digest is known.
+    """
     try:
-        before = [digest(batch) for batch in islice(data(job, at - 1), 2)]
+        rows = islice(data(job, at - 1), 2)
+        last = digest(cut_batch(next(rows), job.microbatches)[1])
+        before = [digest(batch) for batch in rows]  # one by one: data may use a buffer again
         now = [digest(batch) for batch in islice(data(job, at), 1)]
     except OptschedError:
         raise
     except Exception:  # the job fails with it when the batch is drawn
         return
-    if before[1:] != now:
+    if before != now:
         raise InputError(
             f"data: job {title}: data(job, {at}) begins with another batch than the second of "
             f"data(job, {at - 1}); data(job, start) must begin with the batch of iteration start "
             f"and depend on nothing else, such as the global random state"
+        )
+    if known not in ("", last):
+        warnings.warn(
+            f"data: job {title}: the batch of iteration {at - 1} differs from that of the "
+            f"checkpoint; it continues with the data of this call",
+            stacklevel=2,
         )

@@ -20,6 +20,7 @@ from optsched.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+_ADAPTER: Final = "adapter_model.safetensors"
 _TYPES: Final = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -146,14 +147,17 @@ def _open_shards(
     return shapes, read
 
 
-def write_configs(model: nn.Module, checkpoint: Path) -> None:
-    """Write ``config.json`` of a model of transformers; of PEFT's models the adapter, merged."""
+def write_configs(model: nn.Module, checkpoint: Path) -> dict[str, int]:
+    """Write ``config.json`` of a model of transformers; of PEFT's models the adapter, merged.
+
+    Return checksums of the weights that were written.
+    """
     adapters: Any = getattr(model, "peft_config", None)
     if isinstance(adapters, dict):
         learned = any(getattr(row, "is_prompt_learning", False) for row in adapters.values())
         if len(adapters) == 1 and not learned:  # what PEFT saves of prompts is no weight
-            _write_adapter(model, checkpoint, *adapters.items())
-        return
+            return _write_adapter(model, checkpoint, *adapters.items())
+        return {}
     for name in ("config", "generation_config"):
         config: Any = getattr(model, name, None)
         if callable(getattr(config, "save_pretrained", None)):
@@ -162,6 +166,7 @@ def write_configs(model: nn.Module, checkpoint: Path) -> None:
             except Exception as error:  # a configuration that transformers finds invalid
                 text = " ".join(str(error).split())
                 warnings.warn(f"{checkpoint}: {name} is not written ({text:.200})", stacklevel=2)
+    return {}
 
 
 def adapter_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +178,7 @@ def adapter_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write_adapter(model: nn.Module, checkpoint: Path, adapter: tuple[str, Any]) -> None:
+def _write_adapter(model: nn.Module, checkpoint: Path, adapter: tuple[str, Any]) -> dict[str, int]:
     from peft import get_peft_model_state_dict
 
     name, config = adapter
@@ -181,8 +186,6 @@ def _write_adapter(model: nn.Module, checkpoint: Path, adapter: tuple[str, Any])
     names = get_peft_model_state_dict(
         model, state_dict={key: key for key in weights.shapes}, adapter_name=name
     )
-    write_weights(
-        checkpoint / "adapter_model.safetensors",
-        {key: weights.read(found) for key, found in names.items()},
-    )
     config.save_pretrained(checkpoint)
+    file, tensors = _ADAPTER, {key: weights.read(found) for key, found in names.items()}
+    return {file: write_weights(checkpoint / file, tensors)}
