@@ -72,7 +72,9 @@ def test_values_and_bounds_hold_by_the_definition(hosts: int, pods: bool, tenant
 
 def test_values_of_sets_are_those_of_the_model() -> None:
     """Of any set, by masks of small hosts and by counts of large ones; what kernels read of it."""
-    for cluster in (synthetic.cluster("nvlink_pairs", 3), synthetic.cluster("nvl72", 2)):
+    leveled = synthetic.cluster("nvswitch", 6, levels={"leaf": 2, "rack": 4})
+    leveled = replace(leveled, factors={"leaf": 0.7})
+    for cluster in (synthetic.cluster("nvlink_pairs", 3), synthetic.cluster("nvl72", 2), leveled):
         model, rng = BottleneckBandwidth(cluster), random.Random(2)
         for _ in range(50):
             gpus = tuple(sorted(rng.sample(range(cluster.n_gpus), rng.randint(1, 20))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -155,14 +154,3 @@ def test_plans_cross_levels_without_a_factor() -> None:
         assert level is None or len({domain[host][level] for host, _ in run}) == 1
     hosts = {"n00": (0,), "n09": (0,)}
     assert all(len({domain[h][0] for h, _ in run}) == 2 for run in plan.runs[9:]), hosts
-
-
-def test_tables_limit_by_levels() -> None:
-    """One set by the tables of a cluster has the value of the model, across every level."""
-    hosts = tuple(Host(f"n{h}", KIND.name, (f"r{h // 4}", f"l{h // 2}")) for h in range(6))
-    model = BottleneckBandwidth(Cluster(hosts, (KIND,), ("rack", "leaf"), factors={"leaf": 0.7}))
-    tables, random = model.tables(), Random(0)
-    assert tables is not None
-    for _ in range(200):
-        gpus = tuple(sorted(random.sample(range(48), random.randint(1, 20))))
-        assert tables.value(gpus) == model.of(gpus)

@@ -72,11 +72,11 @@ KINDS: Final = (*_KINDS, "nvl72")
 """Types of hosts: eight GPUs each, but for the rack ``nvl72`` of 18 trays with four."""
 
 
-def host_type(kind: str, seed: int = 0, name: str = "") -> HostType:
+def host_type(kind: str, seed: int = 0) -> HostType:
     """A type of host with bandwidths of all its subsets (of the rack: by number of GPUs).
 
     A subset's bandwidth is that of its best ring, which its weakest link limits, times noise drawn
-    by `seed`. The name is by default the `kind`, one of `KINDS`.
+    by `seed`. The name is the `kind`, one of `KINDS`.
     """
     if kind not in KINDS:
         raise InputError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r:.60}")
@@ -85,12 +85,12 @@ def host_type(kind: str, seed: int = 0, name: str = "") -> HostType:
         counts = np.arange(73)
         rates = 880.0 - 1.5 * counts + rng.uniform(-8, 8, 73)
         intra = IntraTable(72, np.rint(rates * KILOBYTES).astype(np.int64))
-        return HostType(name or kind, 72, nics=72, nic_rate=50.0, intra=intra, tray=4)
+        return HostType(kind, 72, nics=72, nic_rate=50.0, intra=intra, tray=4)
     link, nics, nic_rate, speed, noise = _KINDS[kind]
     links = tuple(
         tuple("X" if i == k else link(min(i, k), max(i, k)) for k in range(8)) for i in range(8)
     )
-    bare = HostType(name or kind, 8, links, ((0, 1, 2, 3), (4, 5, 6, 7)), nics, nic_rate)
+    bare = HostType(kind, 8, links, ((0, 1, 2, 3), (4, 5, 6, 7)), nics, nic_rate)
     rings = best_rings(bare)
     factor = speed * (1 + rng.uniform(-noise, noise, len(rings)))
     return replace(bare, intra=IntraTable(8, np.rint(rings * factor).astype(np.int64)))

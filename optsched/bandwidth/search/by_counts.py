@@ -30,6 +30,9 @@ MOST_LEAVES: Final = 2_000_000
 MOST_NODES: Final = 50_000_000
 """Steps of the kernel without a deadline: seconds."""
 
+STEPS_A_SECOND: Final = 5_000_000
+"""Steps that a slow core does, without many jobs."""
+
 FEW_LEAVES: Final = 400
 """The same in plain Python, in half a second, where there may be more to look at."""
 
@@ -323,6 +326,11 @@ def best_of(state: ClusterState, answers: list[Answer]) -> Answer | None:
         return None
     best = min(answers, key=lambda one: (-one.value, *order_of(state, one.gpus), *one.gpus))
     return best._replace(upper_bound=max(one.upper_bound for one in answers))
+
+
+def fewest(free: IntArray, k: int) -> int:
+    """Least number of hosts whose free GPUs reach k; the number of hosts + 1 if all do not."""
+    return int(np.searchsorted(np.cumsum(-np.sort(-free)), k)) + 1
 
 
 def rules_of(cluster: Cluster) -> tuple[str, ...]:

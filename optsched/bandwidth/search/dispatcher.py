@@ -11,7 +11,13 @@ import numpy as np
 
 from optsched.bandwidth.models.contention import check_traffic, demand_of, needs_bandwidth, share
 from optsched.bandwidth.models.model import BandwidthModel, CountModel
-from optsched.bandwidth.search.by_counts import Answer, CountSearch, jobs_of, order_of
+from optsched.bandwidth.search.by_counts import (
+    STEPS_A_SECOND,
+    Answer,
+    CountSearch,
+    jobs_of,
+    order_of,
+)
 from optsched.bandwidth.search.gang import choose_gang
 from optsched.bandwidth.search.large import LargeSearch
 from optsched.bandwidth.search.what_if import WhatIf, regret, victims
@@ -394,7 +400,7 @@ class Dispatcher:
     def _nodes(self, until: float, n_jobs: int) -> int:
         """Steps of the kernel that fit in half of the time that is left."""
         left = max(0.0, until - time.monotonic()) / 2
-        return 1000 + int(left * _STEPS_A_SECOND / (1 + n_jobs / _JOBS_A_STEP))
+        return 1000 + int(left * STEPS_A_SECOND / (1 + n_jobs / _JOBS_A_STEP))
 
     def _beyond(
         self,
@@ -451,9 +457,6 @@ def _part(until: float | None, n: int) -> float | None:
 
 _MOST_SECONDS: Final = 1e6
 """A later deadline is none that counts of steps could hold."""
-
-_STEPS_A_SECOND: Final = 5_000_000
-"""Steps of the kernel that a slow core does without jobs."""
 
 _JOBS_A_STEP: Final = 4
 """So many jobs take as long in a step as everything else."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from optsched.bandwidth.search.by_counts import fewest
 from optsched.bandwidth.search.cells import CELL, Part
 from optsched.bandwidth.topology.levels import WHOLE
 from optsched.bandwidth.topology.policy import ANY
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
     Bools = npt.NDArray[np.bool_]
-    Numbers = npt.NDArray[np.number]
 
 MOST_THRESHOLDS: Final = 24
 """On the bandwidth of S, and on that of joint allocations."""
@@ -63,7 +63,7 @@ class Domain(NamedTuple):
     def part(self) -> Part:
         """What counts bring at most."""
         q, level, last = self.q, self.level, len(self.q.rates) - 1
-        hosts = max(2, _needed(q.free * self.inside, q.k), q.min_hosts)
+        hosts = max(2, fewest(q.free * self.inside, q.k), q.min_hosts)
         kind, at, of = q.kind[q.edge_host], q.edge_host, q.edge_job
 
         def most(factor: Any, cap: Any, within: Any, rates: Any, gpus: float = 1.0) -> IntArray:
@@ -189,11 +189,6 @@ def _grouped(domain: Domain, level: int, n: int) -> tuple[list[Domain], bool]:
         same = [len(np.unique(of[some])) == 1 for of in q.domain[: top + 1]]
         found.append(Domain(q, same.index(True), some))
     return found, is_all
-
-
-def _needed(free: Numbers, k: int) -> int:
-    """The fewest of some numbers with sum k or more."""
-    return int(np.searchsorted(np.cumsum(-np.sort(-free)), k)) + 1
 
 
 def _balanced(q: Request, policy: Policy) -> Iterator[Request]:

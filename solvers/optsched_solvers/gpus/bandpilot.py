@@ -16,13 +16,13 @@ import numpy as np
 from optsched.bandwidth.models.contention import shares
 from optsched.bandwidth.models.model import CountModel, UnmeasuredPattern
 from optsched.bandwidth.placement.problem import GpuPlacement
-from optsched.bandwidth.search.by_counts import trays_first
+from optsched.bandwidth.search.by_counts import fewest, trays_first
 from optsched.bandwidth.topology.intra import MOST_BY_SUBSET
 from optsched.bandwidth.topology.policy import Policy
 from optsched.io.values import integer
 from optsched.solving.result import Result
 from optsched.solving.solver import Support
-from optsched_solvers.gpus.even_spreads import candidates, fewest
+from optsched_solvers.gpus.even_spreads import candidates
 from optsched_solvers.gpus.proximity import proximity
 from optsched_solvers.gpus.topo import nearest_links
 
@@ -96,10 +96,6 @@ class Judge:
         problem = self.problem
         return shares(problem.model, problem.state, rows, problem.demands).value
 
-    def standalone(self, rows: Selection) -> IntArray:
-        """B(S) of every row; -1 where it is not known."""
-        return self.problem.model.known_values(rows)
-
     def selection(self, sets: Sequence[Sequence[int]]) -> Selection:
         """Sets of GPUs as booleans, shape (n, GPUs)."""
         rows = np.zeros((len(sets), self.cluster.n_gpus), np.bool_)
@@ -117,7 +113,7 @@ class Judge:
                 best = tuple(first + i for i in local)
             else:
                 sets = list(combinations(free, count))
-                best = sets[int(self.standalone(self.selection(sets)).argmax())]
+                best = sets[int(self.problem.model.known_values(self.selection(sets)).argmax())]
             self._best[host, count] = best
         return self._best[host, count]
 
@@ -197,7 +193,7 @@ class Pts(_Search):
         for hosts in host_sets(problem):
             enough = [h for h in hosts if judge.state.room[h] >= problem.k]
             begin = [free_on(problem, [h]) for h in enough] or [free_on(problem, hosts)]
-            first = int(judge.standalone(judge.selection(begin)).argmax())
+            first = int(problem.model.known_values(judge.selection(begin)).argmax())
             value, gpus = _pruned(judge, begin[first], monitor)
             if value >= 0:
                 monitor.incumbent(gpus, -value, self.name)

@@ -18,6 +18,7 @@ from optsched.bandwidth.placement.problem import GpuPlacement
 from optsched.bandwidth.search.by_counts import (
     MOST_LEAVES,
     MOST_NODES,
+    STEPS_A_SECOND,
     UNPROVED,
     best_by_counts,
     leaves_in_python,
@@ -38,9 +39,6 @@ if TYPE_CHECKING:
 
 KERNEL: Final = "optsched.bandwidth.search.counts"
 LARGE: Final = ("optsched.bandwidth.search.request", "optsched.bandwidth.search.cells")
-
-NODES_A_SECOND: Final = 5_000_000
-"""Steps of the kernel that a slow core does beside some jobs."""
 
 INSTANT: Final = 100_000
 """Count vectors that take milliseconds at worst."""
@@ -63,7 +61,7 @@ class Counts:
 
     def supports(self, problem: Problem) -> Support:
         """A model with tables or any `CountModel`."""
-        if isinstance(problem, GpuPlacement) and _is_large(problem):
+        if isinstance(problem, GpuPlacement) and isinstance(problem.model, CountModel):
             return Support(True)
         return supported(problem, is_counts=True)
 
@@ -79,7 +77,7 @@ class Counts:
             return _nearest(problem, monitor)
         nodes = MOST_NODES
         if limits.iterations is None:
-            nodes = int(min(nodes, monitor.remaining * NODES_A_SECOND))
+            nodes = int(min(nodes, monitor.remaining * STEPS_A_SECOND))
         found = best_by_counts(
             problem.tables, problem.state, problem.demands, problem.k, problem.policy,
             ties=True, leaves=leaves, nodes=nodes,
@@ -93,17 +91,16 @@ class Counts:
         monitor.advance(found.visited)
         monitor.incumbent(found.gpus, -found.value, self.name)
         if found.upper_bound < UNPROVED:
-            claim(problem, monitor, found.upper_bound, found.value)
+            self._claim(problem, monitor, found.upper_bound, found.value)
             return Result("unknown")
         return self._large(problem, limits, monitor)
 
     def _large(self, problem: GpuPlacement, limits: Limits, monitor: Monitor) -> Result:
         """Search without tables; until the deadline if one is given."""
-        if monitor.should_stop() or not _is_large(problem):
+        if monitor.should_stop() or not isinstance(problem.model, CountModel):
             return Result("unknown")
         if not load(monitor, *LARGE):
             return _nearest(problem, monitor)
-        assert isinstance(problem.model, CountModel)
         given = limits.time_limit is not None and not limits.by_default
         found = None
         for bounds in problem.policy.tiers(problem.state, problem.k):
@@ -113,18 +110,17 @@ class Counts:
             )  # fmt: skip
         if found is not None:
             monitor.incumbent(found.gpus, -found.value, self.name)
-            claim(problem, monitor, found.upper_bound, found.value)
+            self._claim(problem, monitor, found.upper_bound, found.value)
         return Result("unknown")
 
+    def _claim(self, problem: GpuPlacement, monitor: Monitor, upper: int, best: int) -> None:
+        """Report the upper bound of a search with the best value found.
 
-def claim(problem: GpuPlacement, monitor: Monitor, upper: int, best: int) -> None:
-    """Report the upper bound of a search with the best value found.
-
-    With a preferred level it holds for as few domains: none is reported for a better start.
-    """
-    objective = monitor.objective
-    if problem.policy.preferred is None or objective is None or objective >= -best:
-        monitor.bound(-upper, "counts")
+        With a preferred level it holds for as few domains: none is reported for a better start.
+        """
+        objective = monitor.objective
+        if problem.policy.preferred is None or objective is None or objective >= -best:
+            monitor.bound(-upper, self.name)
 
 
 @lru_cache(maxsize=4)
@@ -191,8 +187,3 @@ def _nearest(problem: GpuPlacement, monitor: Monitor) -> Result:
 def _vectors(problem: GpuPlacement) -> int:
     """Number of count vectors, feasible or not."""
     return prod(int(n) + 1 for n in problem.state.room)
-
-
-def _is_large(problem: GpuPlacement) -> bool:
-    """Whether the search without tables takes the problem."""
-    return isinstance(problem.model, CountModel)

@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray
 
 
-def fewest(free: IntArray, k: int) -> int:
-    """Least number of hosts whose free GPUs reach k; the number of hosts + 1 if all do not."""
-    return int(np.searchsorted(np.cumsum(-np.sort(-free)), k)) + 1
-
-
 def candidates(
     free: IntArray, kinds: Sequence[Hashable], k: int, m: int, most: int
 ) -> tuple[IntArray, IntArray]:

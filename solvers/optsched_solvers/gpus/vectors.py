@@ -63,12 +63,8 @@ class CountVectors:
             h = cluster.host_index(name)
             wrong += ~used[:, self.hosts.index(h)] if h in self.hosts else 1
         if (level := policy.level(cluster)) is not None:
-            wrong += _outside(vectors, self.domains(level))
+            wrong += _outside(vectors, domain_numbers(cluster, level)[self.hosts])
         return np.asarray(wrong, np.int64)
-
-    def domains(self, level: int) -> IntArray:
-        """Number of the domain of every column at a level."""
-        return domain_numbers(self.problem.cluster, level)[self.hosts]
 
     # vectors
 
@@ -106,12 +102,7 @@ class CountVectors:
         return gpus_of(self.state, [(h, part)])
 
 
-def _by_group(vectors: IntArray, group: IntArray) -> IntArray:
-    """Sums of columns by group, shape (n, groups)."""
-    return np.stack([vectors[:, group == g].sum(axis=1) for g in np.unique(group)], axis=1)
-
-
 def _outside(vectors: IntArray, group: IntArray) -> IntArray:
     """GPUs outside the group of hosts that has most of them."""
-    sums = _by_group(vectors, group)
+    sums = np.stack([vectors[:, group == g].sum(axis=1) for g in np.unique(group)], axis=1)
     return np.asarray(sums.sum(axis=1) - sums.max(axis=1), np.int64)

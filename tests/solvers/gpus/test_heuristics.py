@@ -12,9 +12,10 @@ from subset_cases import WithoutTables, judged, optimum, problem_of, solved
 
 import optsched
 from optsched.bandwidth import Policy
+from optsched.bandwidth.search.by_counts import fewest
 from optsched.errors import InputError, UnsupportedProblem
 from optsched_solvers.gpus.bandpilot import Eha, Hybrid, Pts
-from optsched_solvers.gpus.even_spreads import candidates, fewest
+from optsched_solvers.gpus.even_spreads import candidates
 
 
 def fastest(problem, model, host, count):  # type: ignore[no-untyped-def]
