@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 MOST_DEVICES: Final = 4096
 BLOCKS: Final = 4_000  # of a schedule; more micro-batches are taken to be as fast
+LEFT_OUT: Final = (
+    "not predicted: drawing batches, time between blocks, devices that share cores or links"
+)
 TIE: Final = 0.05  # relative lead below which two options count as equal
 
 
@@ -98,8 +101,10 @@ class Advice:
             fits = {True: "yes", False: "no", None: "?"}[option.fits]
             again = "all jobs recompute" * option.recompute
             rows.append([option.name, time, bytes_text(option.needed), fits, again])
-        return "\n".join([f"{head}; a round is one iteration of every job", "", *aligned(rows), "",
-                          self.verdict])  # fmt: skip
+        return "\n".join([
+            f"{head}; a round is one iteration of every job", LEFT_OUT, "", *aligned(rows), "",
+            self.verdict,
+        ])  # fmt: skip
 
 
 def advise(

@@ -358,6 +358,7 @@ def test_a_path_is_read_and_the_answer_is_plain(tmp_path: Path) -> None:
     known.write(path)
     advice = advise(path)
     assert advice == advise(known)
+    assert str(advice).splitlines()[1].startswith("not predicted: drawing batches, time between")
     found = json.loads(json.dumps(advice.as_dict()))
     assert advice.best is not None and found["best"] == advice.best.name
     for changes, sentence in (
