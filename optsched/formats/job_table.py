@@ -18,14 +18,7 @@ from optsched.io.csv_rows import csv_records
 from optsched.io.files import read_text
 from optsched.io.strict_json import MAX_INTEGER
 from optsched.io.text import NANOSECONDS
-from optsched.io.values import (
-    as_python,
-    did_you_mean,
-    file_label,
-    format_value,
-    listed,
-    one_of,
-)
+from optsched.io.values import as_python, did_you_mean, file_label, format_value, listed, one_of
 from optsched.problems.jobarray.checks import TIMES
 from optsched.problems.jobarray.fields import FIELDS, fields_of
 from optsched.problems.jobarray.problem import JobArray

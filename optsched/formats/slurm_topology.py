@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from optsched.bandwidth.topology.domain_trees import (
-    Domains,
-    Entry,
-    block_levels,
-    switch_levels,
-)
+from optsched.bandwidth.topology.domain_trees import Domains, Entry, block_levels, switch_levels
 from optsched.bandwidth.topology.names import expand
 from optsched.errors import InputError, MissingExtra
 from optsched.formats.registry import looks_like
