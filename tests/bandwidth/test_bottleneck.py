@@ -78,6 +78,9 @@ def test_without_measurements_it_is_line_rate_and_hosts(mask: int) -> None:
     assert model.of(np.flatnonzero(row)) == expected
     low, high = model.interval(row[None])
     assert low[0] <= expected <= high[0]
+    assert len(model.predict(row[None][:0])) == 0
+    with pytest.raises(InputError, match="selection: expected booleans"):
+        model.predict(row)
 
 
 @pytest.mark.parametrize("n", [1, 3, 30])

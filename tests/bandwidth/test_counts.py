@@ -38,6 +38,19 @@ def case(seed: int, most: int = 11) -> tuple:  # type: ignore[type-arg]
     return model, state, wanted, k, policy
 
 
+def test_ties():  # type: ignore[no-untyped-def]
+    """Of equals the choice leaves the best rest, then has the lowest ids."""
+    for seed in range(CASES):
+        model, state, wanted, k, policy = case(seed, 9)
+        found = best_by_counts(model.tables(), state, wanted, k, policy, ties=True)
+        best = best_subset(state, model.known, wanted, k, policy)
+        if best is None:
+            assert found is None, seed
+            continue
+        assert found is not None, seed
+        assert (found.value, found.gpus) == (best.value, best.gpus), seed
+
+
 def test_ties_go_to_the_fewest_domains():  # type: ignore[no-untyped-def]
     """From the top level down, however hosts and domains are mixed; then to the fewest hosts."""
     for seed in range(CASES):
