@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from optsched.bandwidth import BottleneckBandwidth, Cluster, MeasurementTable, plan_measurements
 from optsched.bandwidth.models.patterns import rows_of
-from optsched.cli.options import OptionalOutput, Output, argument, option, quantity
+from optsched.cli.options import AsJson, OptionalOutput, Output, argument, option, quantity
 from optsched.cli.output import wrote
 from optsched.errors import InputError
 from optsched.formats.nccl_tests import read_host_map
@@ -90,15 +91,17 @@ def plan(
         wrote(output, found.script(logs), counts)
 
 
-def check(model: ModelFile, measurements: Tables = None) -> None:
+def check(model: ModelFile, measurements: Tables = None, as_json: AsJson = False) -> None:
     """Print the size of a model, and the deviations of measurements from its predictions.
 
     Example: optsched gpus bandwidth check --model b.json --measurements m.csv
     """
     known = BottleneckBandwidth.read(model)
-    print(f"{model}: {_facts(known)}")
-    if measurements:
-        print(*deviations(known, _joined(measurements, False)), sep="\n")
+    found = [*deviations(known, _joined(measurements, False))] if measurements else []
+    if as_json:
+        print(json.dumps({"model": str(model), "facts": _facts(known), "deviations": found}))
+    else:
+        print(f"{model}: {_facts(known)}", *found, sep="\n")
 
 
 def deviations(model: BottleneckBandwidth, table: MeasurementTable) -> Iterator[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
@@ -123,13 +123,8 @@ def elastic(
 
 
 def _join(
-    address: str,
-    slots: int | None,
-    devices: str | None,
-    taken: Mapping[str, object],
-    *,
-    quiet: bool,
-) -> None:
+    address: str, slots: int | None, devices: str | None, taken: Mapping[str, Any], *, quiet: bool
+) -> None:  # fmt: skip
     """Be workers of a pool until it ends."""
     from optsched.elastic.remote import join
     from optsched.elastic.runner import devices_of

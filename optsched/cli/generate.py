@@ -113,8 +113,7 @@ def quota(
 
     check_writable(output)
     plan = synthetic(
-        jobs, nodes, seed, gpus=gpus, types=types, objective=objective, gaps=gaps,
-        locality=locality,
-    )  # fmt: skip
+        jobs, nodes, seed, gpus=gpus, types=types, objective=objective, gaps=gaps, locality=locality
+    )
     size = f": {len(plan.jobs)} jobs, {len(plan.nodes)} nodes, {plan.n_gpus} GPUs"
     wrote(output, plan.write, size)

@@ -36,12 +36,9 @@ def facts(rows: Iterable[tuple[str, object]], width: int = 12) -> None:
 
 
 def wrote(
-    path: Path | None,
-    write: Callable[[Path], object] | bytes | str,
-    what: str = "",
-    *,
+    path: Path | None, write: Callable[[Path], object] | bytes | str, what: str = "", *,
     quiet: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Write a file, whole or not at all, and print its name; nothing without a path."""
     from optsched.io.files import write_atomic
 

@@ -32,10 +32,7 @@ TIME = 12
 def pipeline(
     name: Annotated[
         str,
-        argument(
-            "vanilla, gpipe, one_f_one_b, interleaved, chimera, hanayo, zb_h1, zb_h2, "
-            "or all: a table of them."
-        ),
+        argument("vanilla, gpipe, one_f_one_b, interleaved, chimera, hanayo, zb_h1, zb_h2, all."),
     ],
     file: Annotated[Path | None, argument("A *.jobarray.json instead of sizes.")] = None,
     stages: Annotated[int | None, option("Devices [default: 8].")] = None,

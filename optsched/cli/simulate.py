@@ -41,7 +41,7 @@ _MOST_NAMED: Final = 5
 MOST_JOBS: Final = 10**7
 """Jobs of a generated workload."""
 
-_GENERATED: Final = re.compile(r"(synthetic|entropy):([0-9]+)(?::([0-9.e+-]+))?")
+_GENERATED: Final = re.compile(r"(synthetic|entropy):(\d+)(?::(\d*\.?\d+(?:e[+-]?\d+)?))?", re.A)
 
 
 def simulate(
@@ -209,15 +209,14 @@ def _print_expected(found: Mapping[str, Mapping[str, ExpectedStart]], as_json: b
 def _workload(trace: str, nodes: Nodes, seed: int) -> Workload:
     """Read a trace, or generate one for this cluster."""
     found = _GENERATED.fullmatch(trace)
+    if found is None and trace.startswith(("synthetic:", "entropy:")):
+        raise InputError(f"trace: expected synthetic:JOBS or synthetic:JOBS:LOAD, got {trace:.60}")
     if found is None:
         return read_trace(trace, nodes)
     kind, digits, text = found.groups()
     if len(digits.lstrip("0")) > 8 or int(digits) > MOST_JOBS:
         raise InputError(f"trace: {trace:.60}: too many jobs, expected at most {MOST_JOBS:,}")
-    try:
-        load = None if text is None else float(text)
-    except ValueError:
-        raise InputError(f"trace: {trace:.60}: the load is not a number") from None
+    load = None if text is None else float(text)
     if kind == "entropy":
         return entropy_workload(int(digits), gpus=nodes.total, load=load, seed=seed)
     return synthetic(int(digits), 0.9 if load is None else load, seed, gpus=nodes.total)

@@ -81,6 +81,7 @@ def plan(
     file: ScenarioFile,
     output: OptionalOutput = None,
     headroom: Annotated[float, option("Times the trace's mean rate.")] = 3.0,
+    as_json: AsJson = False,
 ) -> None:
     """Choose the resident instances of every server, to proven optimality.
 
@@ -89,11 +90,16 @@ def plan(
     check_outputs([output], [file])
     scenario = Scenario.read(file)
     plan = plan_instances(scenario, headroom=headroom)
-    for s, server in enumerate(scenario.servers):
-        hosted = [f"{k}@{scenario.widths[w]:g}" for at, k, w in plan.instances if at == s]
-        print(f"{server.id}: {' '.join(hosted) or 'nothing'}")
-    print(f"{plan.status}, accuracy {plan.accuracy:.2f} % at {plan.rate:.0f} requests/s")
-    wrote(output, lambda path: plan.write(path, scenario))
+    hosted: dict[str | int, list[str]] = {server.id: [] for server in scenario.servers}
+    for s, k, w in plan.instances:
+        hosted[scenario.servers[s].id].append(f"{k}@{scenario.widths[w]:g}")
+    if as_json:
+        found = {key: getattr(plan, key) for key in ("status", "accuracy", "rate")}
+        print(json.dumps({**found, "instances": hosted}))
+    else:
+        print(*(f"{name}: {' '.join(row) or 'nothing'}" for name, row in hosted.items()), sep="\n")
+        print(f"{plan.status}, accuracy {plan.accuracy:.2f} % at {plan.rate:.0f} requests/s")
+    wrote(output, lambda path: plan.write(path, scenario), quiet=as_json)
 
 
 def simulate(
@@ -189,10 +195,8 @@ def show_summary(summary: Summary, as_json: bool, simulated: Summary | None = No
         values |= {} if simulated is None else {"simulated": asdict(simulated)}
         print(json.dumps(values))
     else:
-        facts(
-            ((k, "-" if v is None else f"{v:.6g}" if isinstance(v, float) else v)
-             for k, v in values.items()), 18,
-        )  # fmt: skip
+        shown = {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in values.items()}
+        facts(((k, "-" if v is None else v) for k, v in shown.items()), 18)
 
 
 _HEADER = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.links import PCIE, nvlinks, weight
 from optsched.bandwidth.topology.rates import shown
 from optsched.bandwidth.topology.state import ClusterState
-from optsched.cli.options import OptionalOutput, Output, argument, option, pairs, quantity
+from optsched.cli.options import AsJson, OptionalOutput, Output, argument, option, pairs, quantity
 from optsched.cli.output import console, stdin_or_file, wrote
 from optsched.cli.tables import display, table
 from optsched.errors import InputError
@@ -91,6 +92,7 @@ def show(
     state: StateFile = None,
     gpus: Annotated[str | None, option("Mark these on the map, such as 'n01:0-3 n02'.")] = None,
     output: OptionalOutput = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print types of hosts, links, domains and hosts, notes, and a map (-o: .png, .svg, .pdf).
 
@@ -108,11 +110,19 @@ def show(
         gpu_map(found or ClusterState.idle(cluster), output, marked)
         print(f"wrote {output}")
         return
-    display(render(cluster))
     notes = [*_type_notes(cluster), *assumptions(cluster), *_level_notes(cluster)]
+    now = found or ClusterState.idle(cluster)
     if found is not None or marked:
-        display("", *_map(found or ClusterState.idle(cluster), marked))
-        notes += _placeholders(found or ClusterState.idle(cluster))
+        notes += _placeholders(now)
+    if as_json:
+        types = Counter(cluster.types[t].name for t in cluster.type_of)
+        facts = {"hosts": cluster.n_hosts, "gpus": cluster.n_gpus, "types": types, "notes": notes}
+        counts = {"free": len(now.free), "jobs": len(now.jobs), "down": len(now.down)}
+        print(json.dumps({**facts, "levels": cluster.levels, "state": found and counts}))
+        return
+    display(render(cluster))
+    if found is not None or marked:
+        display("", *_map(now, marked))
     for note in notes:
         print(f"note: {note}")
 

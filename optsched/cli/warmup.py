@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from time import perf_counter
 from typing import Annotated
 
-from optsched.cli.options import option
+from optsched.cli.options import AsJson, option
 
 
 def warmup(
     cache_dir: Annotated[Path | None, option("Folder, to be used as NUMBA_CACHE_DIR.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compile all kernels and rules of policies on all cores and keep them on disk.
 
@@ -38,16 +40,22 @@ def warmup(
     begin, (entries, failed) = perf_counter(), all_entries()
     with Bar() as bar:
         compile_all(entries, available_cores(), bar.task("compiling kernels", len(entries)))
-    for reason in failed:
-        print(f"not loaded: {reason}")
-    print(f"{len(entries)} kernels in {folder()}: {perf_counter() - begin:.1f} s")
+    seconds = [perf_counter() - begin]
+    if not as_json:
+        print(*(f"not loaded: {reason}\n" for reason in failed), sep="", end="")
+        print(f"{len(entries)} kernels in {folder()}: {seconds[0]:.1f} s")
     from optsched.cluster.policies import NAMED
 
     begin = perf_counter()
     for outcome in fan_out(_compile_rule, NAMED, Engine("loky", available_cores())):
         if outcome.error is not None:
             raise outcome.error
-    print(f"rules of {len(NAMED)} policies: {perf_counter() - begin:.1f} s")
+    seconds.append(perf_counter() - begin)
+    if as_json:
+        found = {"kernels": len(entries), "policies": len(NAMED), "folder": str(folder())}
+        print(json.dumps({**found, "seconds": seconds, "not_loaded": list(map(str, failed))}))
+    else:
+        print(f"rules of {len(NAMED)} policies: {seconds[1]:.1f} s")
 
 
 def _compile_rule(name: str) -> None:

@@ -54,10 +54,9 @@ def decode_text(data: bytes, name: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{name}:{line}: not a text file in UTF-8 (byte {error.start} is "
-            f"0x{data[error.start]:02x})"
-        ) from None
+        at, packed = error.start, "; it is gzip: unpack it" * data.startswith(b"\x1f\x8b")
+        text = f"not a text file in UTF-8 (byte {at} is 0x{data[at]:02x}){packed}"
+        raise InputError(f"{name}:{line}: {text}") from None
 
 
 def unpack_arrays(content: bytes, name: str, most: int) -> dict[str, Any]:

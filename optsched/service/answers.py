@@ -166,6 +166,8 @@ def refused(error: Exception, data: bytes = b"", name: str | None = "") -> Reply
 
 def _value(message: str, field: str, data: bytes) -> Any:
     """Return the refused value: by the sentence, else the start of the JSON at its place."""
+    if re.search('the field "[^"]*" is missing', message):
+        return None
     if match := _GOT.search(message):
         text = (match[1] or match[2]).strip("'")
         if text == "nothing":

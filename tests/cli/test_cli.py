@@ -454,6 +454,8 @@ def test_warmup_knows_every_kernel(cli: Cli) -> None:
     ran = cli("warmup")
     assert ran.code == 0
     entries, failed = all_entries()
+    found = json.loads(cli("warmup", "--json").out)
+    assert found["kernels"] == len(entries) and found["not_loaded"] == []
     assert ran.out.startswith(f"{len(entries)} kernels in ")
     assert all(one.stored for one in entries)
     assert not failed

@@ -120,7 +120,14 @@ def test_refused(site: Cli, words: tuple[str, ...], said: str) -> None:
 
 def test_bandwidth_commands(site: Cli) -> None:
     """Check says how far measurements are off; plan writes a script; both refuse nonsense."""
-    ran = site("gpus", "bandwidth", "check", "--model", "b.json", "--measurements", "m.csv")
+    shown = site("gpus", "topology", "show", "c.json", "--state", "s.json", "--json")
+    cluster, state = Cluster.read("c.json"), ClusterState.read("s.json", Cluster.read("c.json"))
+    found = json.loads(shown.out)
+    assert (found["hosts"], found["gpus"]) == (cluster.n_hosts, cluster.n_gpus)
+    assert found["state"] == {"free": len(state.free), "jobs": len(state.jobs), "down": 0}
+    words = ("gpus", "bandwidth", "check", "--model", "b.json", "--measurements", "m.csv")
+    assert json.loads(site(*words, "--json").out)["deviations"][0].startswith("all: ")
+    ran = site(*words)
     assert ran.code == 0 and "off by 0.00% in the mean" in ran.out
     site("gpus", "bandwidth", "fit", "--cluster", "c.json", "-o", "prior.json")
     ran = site("gpus", "bandwidth", "check", "--model", "prior.json", "--measurements", "m.csv")

@@ -161,6 +161,7 @@ BAD_INPUT: list[tuple[tuple[Any, ...], str]] = [
     (("t.csv", "--policy", "fivo", "--nodes", "2x8"), "did you mean fifo"),
     (("t.csv", "--policy", "fifo", "--nodes", "9999999999x8"), "1048576, got 9999999999"),
     (("synthetic:10:1e-300", *BASE[1:]), "load: so low that"),
+    (("synthetic:-3", *BASE[1:]), "trace: expected synthetic:JOBS"),
     (("t.csv", "--policy", "fifo", "--nodes", "1x1"), "but the cluster has 1"),
     ((*BASE, "--option", "colour=1"), "no option 'colour'"),
     ((*BASE, "--option", "sjf.backfill=none"), "none of the policies"),

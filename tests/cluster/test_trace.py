@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,19 @@ def test_options(tmp_path: Path) -> None:
     assert curved.work[0] == 10 * round(WORK * law.of(4))  # exactly its duration at its own size
     cut = read_trace(one, passes=3)
     assert cut.passes[0] == 3 and cut.pass_work[0] == 40 * WORK // 3 + 1
+
+
+def test_other_separators_and_packed_files(tmp_path: Path) -> None:
+    """Semicolons, tabs and gzip are refused with the reason."""
+    head = "job_id,submit_time_s,num_gpus,duration_s"
+    for content, message in (
+        (head.replace(",", ";").encode(), "columns: expected commas, got 'job_id;submit"),
+        (head.replace(",", "\t").encode(), r"columns: expected commas, got 'job_id\\tsubmit"),
+        (gzip.compress(head.encode()), "gzip: unpack it"),
+    ):
+        (tmp_path / "t.csv").write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            read_trace(tmp_path / "t.csv")
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,7 @@ def test_bugs_are_server_errors_in_the_same_form(caplog: pytest.LogCaptureFixtur
             "jobs": [{"name": "a", "gpus": 4}]}},
          "snapshot.jobs['a'].gpus", 4),
         ("choose", {"gpus": 9}, "gpus", 9),
+        ("clear", {"snapshot": {"format": "optsched.snapshot/1"}}, "snapshot", None),
         ("choose", {"gpus": 4, "policy": {"max_hosts": 1}}, "policy.max_hosts", 1),
         ("gang", {"jobs": {"c": 9}}, "jobs", '{"c":9}'),
         ("clear", {"snapshot": QUERIES["clear"].example["snapshot"] | {

@@ -28,6 +28,8 @@ def test_simulate_check_and_verify(site: Cli) -> None:
                "--schedule", "x.schedule.json")  # fmt: skip
     assert ran.code == 0 and "p99_ms" in ran.out, ran.err
     assert site("slim", "check", "s.json", "l.json").code == 0
+    plan = json.loads(site("slim", "plan", "s.json", "--json").out)
+    assert plan["status"] == "optimal" and any(plan["instances"].values())
     as_json = json.loads(site("slim", "simulate", "s.json", "--plan", "p.json", "--json").out)
     assert site("verify", "x.schedule.json").code == 0
     tree = json.loads(Path("l.json").read_text())

@@ -108,7 +108,7 @@ def _misfit(kind: Kind, agents: Agents, after: Agents) -> Reason | None:
 
 def _whole(kind: Kind, agents: Agents) -> str:
     """Which agents a task gets that no single agent can serve."""
-    alike = "" if agents.heterogeneous else f" of equal size that divides {kind.slots}"
+    alike = "" if agents.heterogeneous else f" of one size that divides {kind.slots}"
     return f"on wholly idle agents{alike}"
 
 

@@ -119,7 +119,7 @@ def read_trace(
     gpus, submit = gpus[kept], submit[kept]
     if nodes is not None and gpus.max() > nodes.total:
         i = int(np.argmax(gpus > nodes.total))
-        what = f"the cluster has {nodes.total} (largest={nodes.total} leaves such jobs out)"
+        what = f"the cluster has {nodes.total} (in Python largest={nodes.total} leaves it out)"
         table.refuse(i, "num_gpus", f"needs {gpus[i]} GPUs, but {what}")
     names = table.texts("job_id")
     rows = _sizes(table, gpus.tolist(), () if sizes is None else ascending("sizes", sizes))
@@ -196,6 +196,8 @@ class _Table:
         try:
             check_header(header, known if "job_id" in header else (), REQUIRED, place, skip)
         except InputError as error:
+            if len(header) == 1 and {*REQUIRED} <= {*re.split("[;\t]", header[0])}:
+                raise InputError(f"{place}: columns: expected commas, got {header[0]!r}") from None
             other = not {*REQUIRED} <= {*header}
             raise InputError(f"{error}{looks_like(text) * other}") from None
         if not rows:
