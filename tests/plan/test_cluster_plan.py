@@ -455,8 +455,12 @@ def test_pods_of_one_job_on_several_types_of_hosts() -> None:
         ({"gpu": "a"}, {"gpu": "b"}, [], r"v/j need hosts of several types \(a, b\)"),
         ({"gpu": "a"}, {"ab": "True"}, ["a"], ""), ({"gpu": "a"}, {"gpu": "z"}, [], ""),
         ({"ab": "True"}, {}, [None], "v/j: type: a plan takes any hosts, .* a, b: name one"),
+        ({}, {}, [None], "kubectl: nodeAffinity: not read, .*use nodeSelector: v/j$"),
     ):  # fmt: skip
-        pods = [{"kind": "Pod", "spec": {"containers": [limits], "nodeSelector": selector},
+        rule = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+        affinity = {"nodeAffinity": rule} if "nodeAffinity" in warning else None
+        pods = [{"kind": "Pod", "spec": {"containers": [limits], "nodeSelector": selector,
+                                         "affinity": affinity},
                  "metadata": {"name": name, "namespace": "v", "labels": {"job-name": "j"}}}
                 for name, selector in (("p", one), ("r", two))]  # fmt: skip
         with warnings.catch_warnings(record=True) as found:

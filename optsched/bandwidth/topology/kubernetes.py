@@ -127,6 +127,7 @@ class _Spec(msgspec.Struct, rename="camel"):
     resource_claims: list[Any] = []
     node_name: str = ""
     node_selector: dict[str, str] = {}
+    affinity: dict[str, Any] | None = None
 
 
 class _Status(msgspec.Struct):
@@ -369,6 +370,7 @@ def pending_gangs(cluster: Cluster, items: Sequence[Any]) -> dict[str, tuple[lis
         return {kind for kind, own in labels if selector <= own}
 
     found: dict[str, tuple[list[int], list[set[str]]]] = defaultdict(lambda: ([], []))
+    pinned = list[str]()
     for i, pod in enumerate(given):
         if pod.kind != "Pod" or pod.spec.node_name or pod.status.phase not in ("", "Pending"):
             continue
@@ -376,6 +378,12 @@ def pending_gangs(cluster: Cluster, items: Sequence[Any]) -> dict[str, tuple[lis
             sizes, types = found[gang_name(pod)]
             sizes.append(gpus)
             types.append(allowed(frozenset(pod.spec.node_selector.items())))
+            rules = pod.spec.affinity.get("nodeAffinity") if pod.spec.affinity else None
+            if isinstance(rules, dict) and any(key.startswith("required") for key in rules):
+                pinned.append(gang_name(pod))
+    if pinned:
+        text = "nodeAffinity: not read, plans may take hosts that it forbids; use nodeSelector"
+        warnings.warn(f"kubectl: {text}: {shortened([*dict.fromkeys(pinned)])}", stacklevel=3)
     gangs = {name: (sizes, set.intersection(*types)) for name, (sizes, types) in found.items()}
     for name in [name for name, (_, types) in gangs.items() if not types]:
         if all(types := found[name][1]):
