@@ -387,6 +387,22 @@ def test_frozen_weights_are_written_once(tmp_path: Path) -> None:
         run(changed, random_schedule([1, 1, 1], 3), 7, checkpoint=tmp_path, resume=True)
 
 
+def test_a_job_that_joins_links_the_frozen_weights(tmp_path: Path) -> None:
+    """The file that all link stays until the run has ended."""
+    late = [Job(2, 8, adamw, name="late")]
+
+    def refill(ended: Job) -> Job | None:
+        return late.pop() if late else None
+
+    array = trainer([Job(s, 8, adamw) for s in range(2)], build_model=half_frozen)
+    how: Any = {"checkpoint": tmp_path, "checkpoint_every": 1, "refill": refill}
+    result = run(array, random_schedule([1, 1], 3), 3, **how)
+    assert [job.status for job in result.jobs] == ["done"] * 3
+    found = [*tmp_path.rglob("frozen-*")]
+    assert len(found) == 6 and len({os.stat(path).st_ino for path in found}) == 1
+    assert not list(tmp_path.rglob(".*"))
+
+
 # which checkpoints stay: the newest and the best, after any kill
 
 

@@ -105,12 +105,15 @@ class CheckpointFolder:
     def __post_init__(self) -> None:
         self.writer = ThreadPoolExecutor(1, "optsched-checkpoint")
         self.parameters: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        self.prepared = False
         self.frozen: dict[tuple[str, ...], tuple[Path, int]] = {}  # files to link, checksums
 
     def prepare(self, titles: Iterable[str], resume: bool) -> None:
         """Make the folders; refuse one that cannot be written, or that has another run in it."""
-        for file in self.folder.glob(f"{_FROZEN}*") if self.is_first else ():
-            file.unlink(missing_ok=True)
+        if self.is_first and not self.prepared:  # a job that joins later links them
+            for file in self.folder.glob(f"{_FROZEN}*"):
+                file.unlink(missing_ok=True)
+        self.prepared = True
         for title in titles:
             place = self.folder / title
             check_writable(place)
