@@ -31,7 +31,7 @@ from optsched import plan
 from optsched.bandwidth import BottleneckBandwidth, ClusterState, synthetic
 from optsched.plan.starts import start_one
 from optsched.service import live as live_module
-from optsched.service.clusters import live_routes
+from optsched.service.app import live_routes
 from optsched.service.live import Live
 
 JOB_GPUS = 2

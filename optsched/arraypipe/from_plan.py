@@ -11,7 +11,8 @@ from subprocess import Popen
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
-from optsched.plan.array_document import planned_arrays, schedule_of
+from optsched.plan.array_request import planned_arrays
+from optsched.plan.arrays import schedule_of
 
 if TYPE_CHECKING:
     from optsched.model.schedule import Schedule

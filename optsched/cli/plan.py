@@ -74,7 +74,7 @@ def plan(
     from optsched.cluster import read_trace
     from optsched.model.schedule import Schedule
     from optsched.model.verify import verify
-    from optsched.plan.array_document import planned_arrays
+    from optsched.plan.array_request import planned_arrays
     from optsched.plan.arrays import explain_arrays, order_arrays
     from optsched.plan.expected import POLICY, past_jobs
     from optsched.plan.starts import plan as plan_snapshot

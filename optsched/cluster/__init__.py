@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from optsched.cluster.policies.packing_table import PackingTable
     from optsched.cluster.results.metrics import Metrics
     from optsched.cluster.results.run import Run
-    from optsched.cluster.workload.curve import Curve
-    from optsched.cluster.workload.job import WORK, Job
+    from optsched.cluster.workload.job import WORK, Curve, Job
     from optsched.cluster.workload.nodes import NodeChange, NodeFailures, Nodes
     from optsched.cluster.workload.speedup import Amdahl, Linear, Speedup, Table
     from optsched.cluster.workload.synthetic import entropy_workload, synthetic
@@ -52,8 +51,7 @@ _MODULE_OF = {
         "cluster.policies.packing_table": "PackingTable",
         "cluster.results.metrics": "Metrics",
         "cluster.results.run": "Run",
-        "cluster.workload.curve": "Curve",
-        "cluster.workload.job": "Job WORK",
+        "cluster.workload.job": "Curve Job WORK",
         "cluster.workload.nodes": "NodeChange NodeFailures Nodes",
         "cluster.workload.speedup": "Amdahl Linear Speedup Table",
         "cluster.workload.synthetic": "entropy_workload synthetic",

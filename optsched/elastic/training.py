@@ -117,7 +117,7 @@ class Member:
         self._begin(order)
         before = counters(self.model)
         for k in range(first, plan.steps):
-            if stop is not None and not stop.may_start(self.join.rank, k):
+            if stop is not None and not stop.may_start(k):
                 return self._stopped(order, k, plan.steps)
             given, samples = next(batches)
             self._step(given, samples, plan.total(k), order.rate)

@@ -85,8 +85,8 @@ class StopSign:
         while not value.endswith("!"):
             value = self._store.compare_set(self._key, value, f"{value}!").decode()
 
-    def may_start(self, rank: int, step: int) -> bool:
-        """Note a step of a rank; False if the pass stops before it."""
+    def may_start(self, step: int) -> bool:
+        """Note a step of this rank; False if the pass stops before it."""
         value = self._store.compare_set(self._key, f"{step - 1}", f"{step}").decode()
         while not value.endswith("!") and int(value) < step:
             value = self._store.compare_set(self._key, value, f"{step}").decode()

@@ -34,17 +34,7 @@ class _Nodes(msgspec.Struct):
 def from_labels(text: str, name: str = "labels") -> Domains:
     """Read domains from a CSV with the header ``host`` and the levels, widest first.
 
-    Parameters
-    ----------
-    text
-        One line a host, or a list of hosts such as ``n[01-04]``.
-    name
-        File name for messages.
-
-    Raises
-    ------
-    InputError
-        With ``file:line``: another header, cells missing or empty, or a host twice.
+    A line is for one host, or a list of hosts such as ``n[01-04]``; `name` is the file in messages.
     """
     if not re.match("host,.", text.lstrip().replace('"', "")):
         got = text.strip().partition("\n")[0].strip()
@@ -69,28 +59,13 @@ def from_labels(text: str, name: str = "labels") -> Domains:
 
 
 def from_nodes(tree: Any, name: str, levels: Sequence[str] = ()) -> Domains:
-    """Read domains and types from the nodes of Kubernetes; skip nodes without GPUs.
+    """Read domains and types from the JSON of ``kubectl get nodes``; skip nodes without GPUs.
 
     Nodes that take no work (cordoned, not ready, with a taint, with GPUs that are not allocatable)
     and those with parts of GPUs (MIG) are left out with a warning. GPUs that are shared by time
-    slicing or MPS count once.
-
-    Parameters
-    ----------
-    tree
-        The JSON of ``kubectl get nodes -o json``. GPUs are the capacity of ``nvidia.com/gpu`` or
-        ``amd.com/gpu``; the type is named by the product's label and that number.
-    name
-        File name for messages.
-    levels
-        Labels with domains as values, widest first: ``topology.kubernetes.io/zone`` is the level
-        ``zone``, ``rack=example.com/r`` the level ``rack``.
-
-    Raises
-    ------
-    InputError
-        With the place in the file: no list of nodes, no GPUs, none that can take work, a label
-        that a node has not.
+    slicing or MPS count once. The type is named by the product's label and the number of GPUs.
+    `levels` are labels with domains as values, widest first: ``topology.kubernetes.io/zone`` is the
+    level ``zone``, ``rack=example.com/r`` the level ``rack``.
     """
     known: dict[str, str] = {}
     for text in levels:

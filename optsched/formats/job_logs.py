@@ -110,7 +110,7 @@ def import_trace(
     zero: str = "drop",
     shares: str = "up",
 ) -> list[str]:
-    """Write the log of a scheduler as a trace for `optsched.cluster.read_trace`.
+    """Write the log of a scheduler as a trace for `optsched.cluster.read_trace`; return notes.
 
     Times count from the first submission that is kept, in whole seconds: submissions rounded down,
     durations up. CPUs and memory (GiB) are by GPU, in thousandths rounded up. Successive runs of a
@@ -119,8 +119,6 @@ def import_trace(
 
     Parameters
     ----------
-    source, target
-        The log, and the CSV that is written.
     format
         Name of a reader, such as ``"sacct"``; ``"auto"`` decides by the content.
     zero
@@ -129,16 +127,6 @@ def import_trace(
         Jobs with a part of a GPU: ``"up"`` rounds the sum of a job's parts up to whole GPUs,
         ``"drop"`` leaves such jobs out, and a number N writes all sizes in N-ths of a GPU, rounded
         up: for nodes of N times as many GPUs.
-
-    Returns
-    -------
-    list of str
-        Notes on what was read, left out and rounded.
-
-    Raises
-    ------
-    InputError
-        With ``file:line`` and the field; also if nothing is left.
     """
     one_of("zero", zero, ("drop", "keep"))
     parts = 1

@@ -100,11 +100,6 @@ def manifest(gangs: Iterable[Gang], options: Options | None = None) -> dict[str,
     ``parallelism = completions`` = pods = ceil(GPUs / GPUs per pod); the gang's minimum counts pods
     too. Larger priorities win in Kubernetes: 1 becomes 99, 99 becomes 1. Kueue may admit fewer pods
     than all, but not fewer than the minimum.
-
-    Raises
-    ------
-    InputError
-        A name that Kubernetes would refuse, two jobs of one name, a node to pin to that is unknown.
     """
     chosen = options or Options()
     rows = list(gangs)

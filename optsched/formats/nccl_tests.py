@@ -92,12 +92,10 @@ def read_logs(
 ) -> MeasurementTable:
     """Out-of-place bus bandwidths of one payload; a file may hold several runs.
 
-    GPU ids are the device numbers of the processes. With ``CUDA_VISIBLE_DEVICES``, print
-    ``# optsched gpus: n01:4-7 n02:0,1`` into the log, before the run or in it; without it, if
-    several processes use one number for different GPUs, the measurement has no GPUs.
-
-    Of a log that ends before ``# Avg bus bandwidth`` the complete rows count, with a warning, if a
-    payload is chosen.
+    GPU ids are the device numbers of the processes. With ``CUDA_VISIBLE_DEVICES``, print ``#
+    optsched gpus: n01:4-7 n02:0,1`` into the log, before the run or in it; without it, if several
+    processes use one number for different GPUs, the measurement has no GPUs. Of a log that ends
+    before ``# Avg bus bandwidth`` the complete rows count, with a warning, if a payload is chosen.
 
     Parameters
     ----------
@@ -106,18 +104,11 @@ def read_logs(
     op
         The collective; a log that names another is refused.
     payload
-        Bytes; None if all runs have one size. Sizes that nccl-tests rounds to the ranks are also
-        accepted up to 16 bytes a rank below it.
+        Bytes; None if all runs have one size, otherwise `MixedMeasurements` is raised. Sizes that
+        nccl-tests rounds to the ranks are also accepted up to 16 bytes a rank below it.
     hosts
         Hosts of the names in the log, such as pods'; see `read_host_map`. A name that is not in it
         is refused.
-
-    Raises
-    ------
-    InputError
-        With ``file:line``: not a log, cut off, wrong results, ranks that are missing or twice,
-        another collective, no row of the payload, several sizes and none chosen.
-        `MixedMeasurements`: runs of different sizes, and none chosen.
     """
     one_of("op", op, OPERATIONS)
     found: list[Measurement] = []
@@ -139,13 +130,7 @@ def read_logs(
 
 
 def read_host_map(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Read pods and their hosts: two names a line, as ``kubectl get pods -o custom-columns=...``.
-
-    Raises
-    ------
-    InputError
-        With ``file:line``: not two names, or a name twice.
-    """
+    """Read pods and their hosts: two names a line, as ``kubectl get pods`` prints them."""
     found: dict[str, str] = {}
     for number, raw in enumerate(read_text(path).splitlines(), 1):
         names = raw.partition("#")[0].replace(",", " ").split()

@@ -41,15 +41,10 @@ def from_text(
 ) -> HostType:
     """Read a host type from `nvidia-smi topo -m`, its matrix alone, or `rocm-smi`.
 
+    Text before the header line and from the legend on is passed over.
+
     Parameters
     ----------
-    text
-        The matrix, columns separated by tabs or spaces; text before the header line and from the
-        legend on is passed over.
-    name
-        Name of the type.
-    file
-        File name for messages.
     nics
         Network cards a host: their number, or their names (``NIC0``, or ``mlx5_0`` of the
         legend). By default those that share a PCIe switch with a GPU (``PIX``, ``PXB``), or all
@@ -57,12 +52,6 @@ def from_text(
         are ports of one card). A warning names what was left out. 1 where there are none.
     nic_rate
         GB/s of a card, of all its ports: of both if they are bonded.
-
-    Raises
-    ------
-    InputError
-        With ``file:line``: no header or matrix, GPUs missing, a cell that is no known link (its row
-        and column are named), or two cells of one pair that differ.
     """
     if amd := rocm_topo.recognises(text):
         text = rocm_topo.as_nvidia(text, file)

@@ -6,8 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from optsched.errors import InputError
-from optsched.formats.flexible import refuse_flexible
 from optsched.formats.registry import Source, readers
+from optsched.formats.standard import refuse_flexible
 from optsched.io.files import read_text
 from optsched.io.strict_json import check_kin, format_json, parse, placed, without_collector
 from optsched.io.values import one_of

@@ -37,12 +37,6 @@ def as_nvidia(text: str, file: str) -> str:
 
     XGMI becomes ``NV2`` over one hop and ``NV1`` over more, by its weight; PCIe over two hops (one
     bridge of the CPU) ``PHB``, over more ``SYS``. Other cells are kept, to be refused.
-
-    Raises
-    ------
-    InputError
-        JSON or CSV, or no table of links; or with ``file:line``, row and column: no weight or no
-        hops of a link.
     """
     if _JSON.search(text):
         raise InputError(

@@ -51,17 +51,9 @@ class _JobShopLib(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def from_job_shop_lib(tree: Any, name: str) -> Problem:
     """Read ``duration_matrix``, ``machines_matrix``, release dates and deadlines, one row a job.
 
-    Returns
-    -------
-    Problem
-        A `JobShop`, or a graph if operations behind the first have release dates, or operations
-        before the last deadlines.
-
-    Raises
-    ------
-    InputError
-        With the path in the document; also for operations with several machines, due dates, and
-        metadata that may change the problem.
+    The result is a graph if operations behind the first have release dates, or operations
+    before the last deadlines. Several machines, due dates, and metadata that may change the
+    problem are refused.
     """
     if isinstance(tree, dict) and isinstance(facts := tree.get("metadata"), dict):
         moved = {key: facts[key] for key in _WINDOWS if key in facts and key not in tree}

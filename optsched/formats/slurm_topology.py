@@ -78,26 +78,11 @@ def from_slurm(
     A tree of switches has the levels ``leaf``, ``spine``, ``core``, ``tier4``, ... counted from
     the hosts; a branch with fewer switches repeats its lowest one. Blocks have the level
     ``block``, and ``blockN`` above it for every larger size N of ``BlockSizes``; a block without
-    nodes has its place among them.
+    nodes has its place among them. Of a ``topology.yaml`` the topology of this name counts, else
+    that with ``cluster_default: true``, else the only one.
 
-    Parameters
-    ----------
-    text
-        Of the file. Of a ``topology.yaml`` the named topology counts, else that with
-        ``cluster_default: true``, else the only one.
-    name
-        Name of the file; ``Include FILE`` is read from the folder of the file that has the line.
-    topology
-        Name of a topology of a ``topology.yaml``.
-    hosts
-        Names of all hosts: ``Nodes=ALL`` means those that no other line names. ``Switches=ALL``
-        means all other switches that no other line names.
-
-    Raises
-    ------
-    InputError
-        With ``file:line``: an unknown key, a host below two switches or in two blocks, a switch
-        with two parents, or unknown, a loop, block sizes that do not double, several topologies.
+    ``Nodes=ALL`` means those of `hosts` that no other line names, ``Switches=ALL`` all other
+    switches that no other line names. ``Include FILE`` is relative to the file with the line.
     """
     found: dict[str, dict[str, Entry]] = {kind: {} for kind in _KEYS}
     switches, blocks, sizes = found.values()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from optsched.errors import InputError
-from optsched.formats.flexible import marked, refuse_flexible
 from optsched.formats.registry import Reader, Source, looks_like
 from optsched.io.strict_json import MAX_INTEGER, placed
 from optsched.io.values import file_label, format_value
@@ -19,6 +19,10 @@ from optsched.problems.jobshop.problem import JobShop
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+ORDINARY: Final = "# job shop"
+"""First line of a text that is an ordinary shop although it could be read as a flexible one."""
+
+_COUNT: Final = re.compile(r"[0-9]{1,9}")
 _INTEGER: Final = re.compile(r"-?[0-9]+")  # int() alone would also take 1_000, +5, Arabic digits
 
 
@@ -117,13 +121,7 @@ class ShopText:
 
 
 def layout(source: Source) -> str:
-    """Return ``standard`` or ``taillard``, by a title line or the width of the first row.
-
-    Raises
-    ------
-    InputError
-        A text in neither layout.
-    """
+    """Return ``standard`` or ``taillard``, by a title line or the width of the first row."""
     if source.tree is not None:
         return ""
     text = ShopText(source.text, source.file, 2)
@@ -149,19 +147,8 @@ def layout(source: Source) -> str:
 def from_text(text: str, name: str, reentrant: bool = False) -> JobShop:
     """Read the standard text: ``n m``, then n rows of m pairs ``machine duration``.
 
-    Parameters
-    ----------
-    text
-        The text; machines are numbered from 0, ``#`` starts a comment line.
-    name
-        File name for messages; without folder and suffix it names the instance.
-    reentrant
-        Rows may have any number of pairs; machines may repeat or be skipped.
-
-    Raises
-    ------
-    InputError
-        With ``file:line`` and the expected and found count, value or range.
+    Machines are numbered from 0, ``#`` starts a comment line. `name`, without folder and suffix,
+    names the instance. With `reentrant` rows may have any number of pairs, and machines may repeat.
     """
     lines = ShopText(text, name)
     n, m = lines.sizes()
@@ -199,6 +186,64 @@ def refuse_windows(shop: JobShop, format: str) -> None:
         raise InputError(f"the {format} format has no objective, weights and due dates: write json")
     if shop.has_windows:
         raise InputError(f"the {format} format has no releases and deadlines: write it as json")
+
+
+# flexible shops (FJSPLIB), whose texts can be valid ones of ordinary shops
+
+
+def refuse_flexible(text: str, file: str) -> None:
+    """Refuse a text in the layout of flexible shops that does not begin with `ORDINARY`."""
+    alternatives = _alternatives(text)
+    if alternatives is not None:
+        count = f"{alternatives or 'no'} operation{'s' * (alternatives > 1)}"
+        raise InputError(
+            f"{file}: this looks like a flexible job shop ({count} with alternatives), which is "
+            "not supported; if its rows are pairs of a machine and a duration, begin the file with "
+            f'the line "{ORDINARY}"'
+        )
+
+
+def marked(text: str) -> str:
+    """The text of an ordinary shop, marked as one if it looks like that of a flexible shop."""
+    return text if _alternatives(text) is None else f"{ORDINARY}\n{text}"
+
+
+def _alternatives(text: str) -> int | None:
+    """Operations with several machines; None for a text that is not in the layout of FJSPLIB.
+
+    There a row is the number of operations, then of each the number of its machines and so many
+    pairs ``machine duration``; machines are numbered from 0 or 1. The first line may have a third
+    number. A shop in which nothing has alternatives is taken for an ordinary one if no job has
+    two operations.
+    """
+    if text.lstrip().startswith(ORDINARY):
+        return None
+    rows = (line.split() for line in text.split("\n") if line.strip() and line.strip()[0] != "#")
+    head = next(rows, [])
+    if len(head) not in (2, 3) or not all(map(_COUNT.fullmatch, head[:2])):
+        return None
+    n, m = map(int, head[:2])
+    operations = found = 0
+    for row in islice(rows, n):
+        counts = _machine_counts(row, m) if all(map(_COUNT.fullmatch, row)) else None
+        if counts is None:
+            return None
+        operations = max(operations, len(counts))
+        found += sum(count > 1 for count in counts)
+    return found if found or operations > (len(head) == 2) else None
+
+
+def _machine_counts(row: Sequence[str], m: int) -> list[int] | None:
+    """Of every operation the number of its machines, if a row is in the layout of FJSPLIB."""
+    values, at, found = list(map(int, row)), 1, list[int]()
+    while at < len(values):
+        count = values[at]
+        machines = values[at + 1 : at + 1 + 2 * count : 2]
+        at += 1 + 2 * count
+        if not 0 < len(set(machines)) == count or max(machines) > m or at > len(values):
+            return None
+        found.append(count)
+    return found if found and len(found) == values[0] else None
 
 
 READER = Reader(

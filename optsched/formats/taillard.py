@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from optsched.errors import InputError
-from optsched.formats.flexible import marked
 from optsched.formats.registry import Reader
-from optsched.formats.standard import ShopText, layout, refuse_windows
+from optsched.formats.standard import ShopText, layout, marked, refuse_windows
 from optsched.io.values import format_value
 from optsched.problems.jobshop.document import shop_of
 
@@ -29,11 +28,6 @@ def from_text(text: str, name: str) -> JobShop:
     Long layout: a title line of six names, six integers, ``Times``, n rows of m, ``Machines``, n
     rows of m; its seeds and bounds become `JobShop.metadata`. Short layout: ``n m``, then n rows
     of m durations and n rows of m machines.
-
-    Raises
-    ------
-    InputError
-        With ``file:line`` and the expected and found count, value or range.
     """
     lines = ShopText(text, name)
     facts: dict[str, int] | None = None

@@ -79,15 +79,9 @@ def read_domains(
 ) -> Domains:
     """Read domains from a file of Slurm, Kubernetes or labels, recognized by its content.
 
-    Parameters
-    ----------
-    path
-        ``topology.conf``, ``topology.yaml`` (``topology.yaml:NAME`` for one of several), JSON of
-        ``kubectl get nodes``, or a CSV ``host,level...``.
-    levels
-        Labels of nodes; see `from_nodes`.
-    hosts
-        Hosts of ``Nodes=ALL``; see `from_slurm`.
+    It is a ``topology.conf``, ``topology.yaml`` (``topology.yaml:NAME`` for one of several), JSON
+    of ``kubectl get nodes``, or a CSV ``host,level...``. For `levels` see `from_nodes`, for `hosts`
+    `from_slurm`.
     """
     file, topology = os.fspath(path), None
     if not os.path.exists(file) and ":" in file:

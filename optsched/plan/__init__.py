@@ -15,9 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from optsched.plan.array_document import PlannedArray, planned_arrays, schedule_of
-    from optsched.plan.array_request import ArrayRequest
-    from optsched.plan.arrays import explain_arrays, order_arrays
+    from optsched.plan.array_request import ArrayRequest, PlannedArray, planned_arrays
+    from optsched.plan.arrays import explain_arrays, order_arrays, schedule_of
     from optsched.plan.changes import Change
     from optsched.plan.clearing import MovePlan, alternatives, clear, defragment
     from optsched.plan.expected import PastJobs, past_jobs
@@ -27,9 +26,9 @@ if TYPE_CHECKING:
     from optsched.plan.starts import Plan, plan
 
 _MODULE_OF = {
-    "ArrayRequest": "array_request", "Change": "changes", "Verdict": "planner",
-    **dict.fromkeys(("PlannedArray", "planned_arrays", "schedule_of"), "array_document"),
-    **dict.fromkeys(("explain_arrays", "order_arrays"), "arrays"),
+    "Change": "changes", "Verdict": "planner",
+    **dict.fromkeys(("ArrayRequest", "PlannedArray", "planned_arrays"), "array_request"),
+    **dict.fromkeys(("explain_arrays", "order_arrays", "schedule_of"), "arrays"),
     **dict.fromkeys(("MovePlan", "alternatives", "clear", "defragment"), "clearing"),
     **dict.fromkeys(("PastJobs", "past_jobs"), "expected"),
     **dict.fromkeys(("from_kubernetes", "from_run", "from_slurm"), "live"),

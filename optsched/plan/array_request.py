@@ -1,20 +1,25 @@
-"""The job array of a request: sibling training jobs on a pipeline of one GPU or more."""
+"""Job arrays, sibling training jobs on a pipeline of one GPU or more: of a request, of a plan."""
 
 from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.strict_json import placed
+from optsched.io.strict_json import decode, placed
 from optsched.io.text import NANOSECONDS, one_line
 from optsched.pipelines.cuts import balanced
 from optsched.problems.jobarray import document
 from optsched.problems.jobarray.problem import JobArray
+
+if TYPE_CHECKING:
+    from optsched.model.schedule import Schedule
+
+_Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 _TIMES: Final = (
     "forward", "backward", "weight", "recompute", "update", "switch", "lag_forward", "lag_backward"
@@ -137,3 +142,64 @@ class ArrayRequest(
         """Return the time of all steps with a period in ns."""
         cycles = -(-self.steps // int(self.array.multiplicity.min()))
         return max(1, round(cycles * period / 1e9))
+
+
+class PlannedArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A job array in a plan: its GPUs, its jobs in the schedule, its expected time.
+
+    Examples
+    --------
+    >>> import optsched
+    >>> from optsched import bandwidth, plan
+    >>> array = plan.ArrayRequest(problem=optsched.JobArray([[1, 1]] * 3, [[2, 2]] * 3))
+    >>> cluster = bandwidth.Cluster.uniform(bandwidth.HostType("h100", 8), 1)
+    >>> state = bandwidth.ClusterState.idle(cluster)
+    >>> snapshot = plan.ClusterSnapshot(state, [plan.PlanJob(name="a", gpus=2, array=array)])
+    >>> document = plan.order_arrays(plan.plan(snapshot))
+    >>> plan.planned_arrays(document)[0].gpus
+    [0, 1]
+    """
+
+    name: str
+    gpus: list[int]
+    first_job: int
+    """Number of its first job in the schedule of the plan."""
+    jobs: _Positive
+    steps: int
+    seconds: int
+    """Expected time of all steps."""
+    period: _Positive
+    """Time of a cycle of all its jobs in ns."""
+    cycles: _Positive
+    """Of this array in a cycle of the plan."""
+    bound: int
+    """Lower bound on the period with so many GPUs."""
+    busy: float
+    """Mean number of its GPUs that compute, times its weight."""
+    sha256: str
+    """Of the array on so many GPUs."""
+    script: str = ""
+    recompute: list[bool] = []
+    """Which jobs recompute, if the solver chose."""
+
+
+def planned_arrays(document: Schedule) -> list[PlannedArray]:
+    """Return the arrays of a document of `order_arrays`; none of another plan.
+
+    Examples
+    --------
+    >>> import optsched
+    >>> from optsched import bandwidth, plan
+    >>> array = plan.ArrayRequest(problem=optsched.JobArray([[1, 1]] * 3, [[2, 2]] * 3))
+    >>> cluster = bandwidth.Cluster.uniform(bandwidth.HostType("h100", 8), 1)
+    >>> state = bandwidth.ClusterState.idle(cluster)
+    >>> snapshot = plan.ClusterSnapshot(state, [plan.PlanJob(name="a", gpus=2, array=array)])
+    >>> document = plan.order_arrays(plan.plan(snapshot))
+    >>> [one.name for one in plan.planned_arrays(document)]
+    ['a']
+    """
+    arrays = decode(document.provenance.get("arrays", []), list[PlannedArray], "provenance.arrays")
+    for one in arrays:
+        if not one.gpus or not all(0 <= gpu < document.n_resources for gpu in one.gpus):
+            raise InputError(f"provenance.arrays: {one.name!r:.60} has GPUs {one.gpus!r:.60}")
+    return arrays

@@ -1,24 +1,25 @@
-"""Orders of the job arrays of a plan, each on its GPUs."""
+"""Job arrays of a plan: the orders of each on its GPUs, and one periodic schedule of all."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import numpy as np
 
-from optsched.errors import Infeasible
+from optsched.errors import Infeasible, InputError
 from optsched.io.strict_json import shortened
 from optsched.io.text import duration
 from optsched.io.values import number
-from optsched.plan.array_document import PlannedArray, join, planned_arrays, schedule_of
+from optsched.model.schedule import COLUMNS, Arcs, Csr, Objective, Resource, Schedule
+from optsched.plan.array_request import PlannedArray, planned_arrays
 from optsched.solving.solve import solve
 from optsched.solving.stop import Gap
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from optsched.model.schedule import Schedule
     from optsched.plan.starts import Plan
 
 GOOD: Final = 0.002
@@ -29,6 +30,9 @@ _LEAST: Final = 0.05
 
 _MOST: Final = 1000
 """Blocks of an array in a cycle of the plan, where the periods of others are longer."""
+
+_NUMBERS: Final = ("job", "family")
+"""Columns with numbers of jobs."""
 
 
 def order_arrays(
@@ -155,3 +159,110 @@ def explain_arrays(document: Schedule, previous: Schedule | None = None) -> list
         proof = f"by its rules no plan exceeds {bound:.1f}"
         sentences.append(f"Busy GPUs (times weight): {used:.1f}; {proof}.")
     return sentences
+
+
+# one schedule of several arrays, and back
+
+
+def schedule_of(document: Schedule, name: str) -> Schedule:
+    """Return the schedule of one array of a plan, with its GPUs as devices.
+
+    Examples
+    --------
+    >>> import optsched
+    >>> from optsched import bandwidth, plan
+    >>> array = plan.ArrayRequest(problem=optsched.JobArray([[1, 1]] * 3, [[2, 2]] * 3))
+    >>> cluster = bandwidth.Cluster.uniform(bandwidth.HostType("h100", 8), 1)
+    >>> state = bandwidth.ClusterState.idle(cluster)
+    >>> snapshot = plan.ClusterSnapshot(state, [plan.PlanJob(name="a", gpus=2, array=array)])
+    >>> document = plan.order_arrays(plan.plan(snapshot))
+    >>> plan.schedule_of(document, "a").n_resources
+    2
+    """
+    arrays = {one.name: one for one in planned_arrays(document)}
+    if name not in arrays:
+        known = ", ".join(arrays) or "none"
+        raise InputError(f"array: no array {name!r:.60} in this plan; there are {known:.200}")
+    one, starts, orders = arrays[name], document.start, document.sequences
+    end = one.first_job + one.jobs
+    ids = np.flatnonzero((document.job >= one.first_job) & (document.job < end))
+    count, device = len(ids) // one.cycles, {gpu: d for d, gpu in enumerate(one.gpus)}
+    used = [document.op_resources[i].tolist() for i in ids.tolist()]
+    fits = count * one.cycles == len(ids) > 0 and all(gpu in device for row in used for gpu in row)
+    if starts is None or orders is None or not fits:
+        raise InputError(f"array: the blocks of {name!r:.60} do not fit provenance.arrays")
+    ids, first, (tail, head, lag, distance) = ids[:count], int(ids[0]), document.arcs
+    inner = (tail >= first) & (tail < first + count)
+    cycle, head = np.divmod(head[inner] - first, count)
+    rows = [orders[gpu][: len(orders[gpu]) // one.cycles] - first for gpu in one.gpus]
+    columns: dict[str, Any] = {key: getattr(document, key)[ids] for key in COLUMNS}
+    columns |= {key: columns[key] - columns[key].min() for key in _NUMBERS}
+    columns["offset"] = columns["offset"] * one.cycles + starts[ids] // one.period
+    return Schedule(
+        resources=tuple(document.resources[gpu] for gpu in one.gpus), time_unit="ns", name=name,
+        op_resources=Csr.of([[device[gpu] for gpu in row] for row in used[:count]]),
+        arcs=Arcs(tail[inner] - first, head, lag[inner], distance[inner] * one.cycles + cycle),
+        sequences=Csr.of([(row % count).tolist() for row in rows]), period=one.period,
+        start=starts[ids] % one.period, objective=_claim(one.period, one.bound), **columns,
+        provenance={
+            "jobs": list(document.job_names[one.first_job : end]), "array": name,
+            **({"recompute": one.recompute} if one.recompute else {}),
+        },
+    )  # fmt: skip
+
+
+def join(
+    arrays: Sequence[tuple[PlannedArray, Schedule]], held: Mapping[str, Sequence[int]],
+    resources: Sequence[Resource], **fields: Any,
+) -> Schedule:  # fmt: skip
+    """Return one schedule of arrays on different GPUs, and of jobs that hold other GPUs.
+
+    Instance n of an operation becomes instance ``n // cycles`` of copy ``n % cycles``. The longer
+    period of the plan keeps orders feasible: tokens of arcs are >= 0, as starts lie within it.
+    """
+    period, bound = (max(getattr(one, key) for one, _ in arrays) for key in ("period", "bound"))
+    named, holder = list(resources), {gpu: i for i, row in enumerate(held.values()) for gpu in row}
+    for one, made in arrays:
+        for gpu, memory in zip(one.gpus, made.memory.tolist(), strict=True):
+            named[gpu] = Resource(named[gpu].name, memory)
+    every, number = range(len(named)), np.arange(len(held))
+    others = Schedule(
+        resources=tuple(named), op_resources=Csr.of([[*row] for row in held.values()]), job=number,
+        family=number, period=period, duration=0 * number + period, start=0 * number,
+        kind=np.full(len(held), "job"),
+        sequences=Csr.of([[holder[gpu]] if gpu in holder else [] for gpu in every]),
+    )  # fmt: skip
+    parts = [(made, one.gpus, one.cycles) for one, made in arrays]
+    columns: dict[str, list[Any]] = {key: [] for key in (*COLUMNS, "start")}
+    by_gpu, rows, arcs, jobs = [list[int]() for _ in every], list[list[int]](), list[Any](), 0
+    for made, gpus, cycles in (*parts, (others, [*every], 1)):
+        assert made.sequences is not None and made.period is not None
+        first, count, (tail, head, lag, distance) = len(rows), made.n_operations, made.arcs
+        copy, of_arc = (np.repeat(np.arange(cycles), n) for n in (count, len(tail)))
+        turn, target = copy + np.tile(made.offset, cycles), of_arc + np.tile(distance, cycles)
+        cells = {key: np.tile(getattr(made, key), cycles) for key in columns}
+        cells["start"] = cells["start"] + turn % cycles * made.period
+        cells["offset"] = turn // cycles
+        cells["iteration"] = cells["iteration"] + copy * (1 + made.iteration.max(initial=0))
+        for key, values in columns.items():
+            values.append(cells[key] + jobs if key in _NUMBERS else cells[key])
+        arcs.append([np.tile(tail, cycles) + of_arc * count + first,
+                     np.tile(head, cycles) + target % cycles * count + first,
+                     np.tile(lag, cycles), target // cycles])  # fmt: skip
+        # the copy of an operation that starts in a window of the period of the array
+        window = np.empty((cycles, count), np.int64)
+        window[turn % cycles, np.tile(np.arange(count), cycles)] = np.arange(cycles * count)
+        rows += [[gpus[d] for d in row] for row in made.op_resources.to_lists()] * cycles
+        for gpu, row in zip(gpus, made.sequences.to_lists(), strict=True):
+            by_gpu[gpu] += (first + window[:, row]).ravel().tolist()
+        jobs += int(made.job.max(initial=-1)) + 1
+    table: dict[str, Any] = {key: np.concatenate(row) for key, row in columns.items()}
+    return Schedule(
+        resources=tuple(named), time_unit="ns", period=period, op_resources=Csr.of(rows),
+        arcs=Arcs(*np.concatenate(arcs, axis=1)), sequences=Csr.of(by_gpu),
+        objective=_claim(period, bound), **table, **fields,
+    )  # fmt: skip
+
+
+def _claim(period: int, bound: int) -> Objective:
+    return Objective("period", period, bound, "optimal" if period == bound else "feasible")

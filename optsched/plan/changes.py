@@ -11,7 +11,7 @@ import msgspec
 from optsched.errors import InputError
 from optsched.io.strict_json import decode, shortened
 from optsched.model.schedule import Schedule
-from optsched.plan.array_document import planned_arrays
+from optsched.plan.array_request import planned_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -181,7 +181,7 @@ def _queueing_and_service(axes: Axes, runs: Mapping[str, Run]) -> None:
 
 def used_share(run: Run, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the mean share of all GPUs that jobs hold between neighboring ascending times."""
-    from optsched.cluster.results.held import held
+    from optsched.cluster.results.metrics import held
 
     taken = held(run.log)
     time = np.concatenate((taken.start, taken.end))

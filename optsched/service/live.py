@@ -212,13 +212,7 @@ class LiveCluster(Known):
 
 
 class Live:
-    """The live clusters of one folder, which no other process may use meanwhile.
-
-    Raises
-    ------
-    InputError
-        The folder cannot be written or is in use, or a journal is damaged.
-    """
+    """The live clusters of one folder, which no other process may use meanwhile."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.clusters = folder.resolve(), dict[str, LiveCluster]()

@@ -16,14 +16,8 @@ if TYPE_CHECKING:
 class Query(NamedTuple):
     """A kind of request.
 
-    Parameters
-    ----------
-    body, result
-        Structs of request and answer, or names of documents, for schemas.
-    example
-        A body that is answered on every machine.
-    quick
-        Whether small requests take less than some milliseconds.
+    `body` and `result` are structs, or names of documents, for schemas; `example` is a body that is
+    answered on every machine; small requests of a `quick` query take some milliseconds at most.
     """
 
     body: Any

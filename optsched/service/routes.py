@@ -34,16 +34,9 @@ _CODES: Final = {
 class Route(NamedTuple):
     """An endpoint.
 
-    Parameters
-    ----------
-    text
-        What it does, a line.
-    body, result
-        Structs of the request and the answer, or names of documents.
-    call
-        Returns what is sent as JSON, or a reply, from a request and its body.
-    codes
-        Those of 404, 409, 502 and 504 that it may have.
+    `text` describes it in a line; `body` and `result` are structs, or names of documents. `call`
+    returns what is sent as JSON, or a reply. `codes` are those of 404, 409, 502 and 504 that it may
+    have.
     """
 
     method: str

@@ -82,13 +82,7 @@ def components() -> dict[str, Any]:
 
 
 def bundle(name: str) -> dict[str, Any]:
-    """Return one schema, and all others below ``$defs``, as a document of JSON Schema.
-
-    Raises
-    ------
-    InputError
-        There is none of this name.
-    """
+    """Return one schema, and all others below ``$defs``, as a document of JSON Schema."""
     known = components()
     if name not in known:
         raise InputError(

@@ -27,13 +27,7 @@ _RANGES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a service listens and what it accepts.
-
-    Raises
-    ------
-    InputError
-        A value is out of range, or the address needs a token.
-    """
+    """How a service listens and what it accepts."""
 
     host: str = "127.0.0.1"
     port: int = 8765

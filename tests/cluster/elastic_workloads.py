@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from optsched.cluster.workload.curve import Curve
-from optsched.cluster.workload.job import WORK, Job
+from optsched.cluster.workload.job import WORK, Curve, Job
 from optsched.cluster.workload.nodes import Nodes
 from optsched.cluster.workload.speedup import Amdahl, Linear
 from optsched.cluster.workload.workload import Group, Workload

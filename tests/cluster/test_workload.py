@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from optsched.cluster.workload.curve import Curve
-from optsched.cluster.workload.job import WORK, Job, rates
+from optsched.cluster.workload.job import WORK, Curve, Job, rates
 from optsched.cluster.workload.speedup import Amdahl, Linear, Table
 from optsched.cluster.workload.workload import Group, Workload
 from optsched.errors import InputError

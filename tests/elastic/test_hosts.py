@@ -278,7 +278,7 @@ def test_ranks_agree_on_the_last_step() -> None:
 
         def train(rank: int, signs: Any = signs, started: Any = started) -> None:
             step = 0
-            while signs[rank].may_start(rank, step):
+            while signs[rank].may_start(step):
                 started[rank].append(step)
                 step += 1
 

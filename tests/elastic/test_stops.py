@@ -53,7 +53,7 @@ def test_every_step(tmp_path: Path) -> None:
             member(one, folder).train(orders[0])
             for last in (step, step + 1):
                 again = member(one, folder, 1)
-                stop: Any = SimpleNamespace(may_start=lambda rank, k, last=last: k != last)
+                stop: Any = SimpleNamespace(may_start=lambda k, last=last: k != last)
                 assert again.train(orders[1], stop) == last / steps
             again = member(one, folder, 1)
             assert again.joined()[2:] == (None, (tuple(orders[1]), last / steps))

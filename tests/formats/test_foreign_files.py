@@ -13,9 +13,9 @@ from optsched import JobShop, Schedule
 from optsched.cluster import Nodes, read_trace
 from optsched.errors import InputError
 from optsched.formats import standard, taillard
-from optsched.formats.flexible import ORDINARY
 from optsched.formats.job_logs import import_trace
 from optsched.formats.read_problem import read_problem
+from optsched.formats.standard import ORDINARY
 from optsched.model.schedule import NO_DEADLINE
 
 if TYPE_CHECKING:

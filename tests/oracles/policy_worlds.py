@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
-from optsched.cluster.workload.curve import Curve
-from optsched.cluster.workload.job import WORK, Job
+from optsched.cluster.workload.job import WORK, Curve, Job
 from optsched.cluster.workload.nodes import NodeChange, Nodes
 from optsched.cluster.workload.speedup import Amdahl
 from optsched.cluster.workload.workload import Group, Workload

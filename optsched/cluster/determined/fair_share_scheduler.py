@@ -13,15 +13,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.cluster.determined.fitting import Outcome, go_sorted, placed_again
-from optsched.cluster.determined.reasons import explained, freed, in_slots, unplaced
+from optsched.cluster.determined.fitting import (
+    Outcome,
+    explained,
+    freed,
+    go_sorted,
+    in_slots,
+    placed_again,
+    unplaced,
+)
 from optsched.cluster.world.policy import Reason, Why
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from optsched.cluster.determined.fitting import Agents, Tasks
-    from optsched.cluster.determined.reasons import Explain
+    from optsched.cluster.determined.fitting import Agents, Explain, Tasks
     from optsched.cluster.world.policy import FloatArray
     from optsched.model.schedule import IntArray
 

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.cluster.determined.fitting import Outcome, place_each
-from optsched.cluster.determined.reasons import explained, unplaced
+from optsched.cluster.determined.fitting import Outcome, explained, place_each, unplaced
 from optsched.cluster.world.policy import Reason, Why
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from optsched.cluster.determined.fitting import Agents, Places, Tasks
-    from optsched.cluster.determined.reasons import Explain
+    from optsched.cluster.determined.fitting import Agents, Explain, Places, Tasks
 
 
 def place_pods(

@@ -17,8 +17,7 @@ from optsched.cluster.world.policy import Decision
 from optsched.io.values import boolean, format_value, one_of
 
 if TYPE_CHECKING:
-    from optsched.cluster.determined.fitting import Outcome
-    from optsched.cluster.determined.reasons import Explain
+    from optsched.cluster.determined.fitting import Explain, Outcome
     from optsched.cluster.workload.nodes import Nodes
     from optsched.cluster.workload.workload import Workload
     from optsched.cluster.world.policy import ClusterView, Reason

@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from optsched.cluster.determined.fitting import go_sorted, place_each, placed_again
-from optsched.cluster.determined.reasons import explained, freed, unplaced
+from optsched.cluster.determined.fitting import (
+    explained,
+    freed,
+    go_sorted,
+    place_each,
+    placed_again,
+    unplaced,
+)
 from optsched.cluster.world.policy import Reason, Why
 from optsched.io.values import format_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from optsched.cluster.determined.fitting import Agents, Outcome, Tasks
-    from optsched.cluster.determined.reasons import Explain
+    from optsched.cluster.determined.fitting import Agents, Explain, Outcome, Tasks
     from optsched.model.schedule import IntArray
 
 

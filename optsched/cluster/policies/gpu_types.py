@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from optsched.cluster.determined.fitting import pieces
 from optsched.cluster.policies.elastic_rule import LAST, PINNED, total
 from optsched.cluster.world.policy import Decision
 from optsched.kernels.compile import helper
@@ -98,16 +99,9 @@ def decision(view: ClusterView, types: Types, quota: IntArray, kind: IntArray) -
         rows = slice(view.held_ptr[i], view.held_ptr[i + 1])
         np.add.at(free, view.held_node[rows], view.held_count[rows] * takes[view.held_node[rows]])
     for i in sorted(np.flatnonzero(changes).tolist(), key=lambda i: -quota[i]):
-        need, on = int(quota[i]), dict[int, int]()
-        vacant = np.where(view.node_type == kind[i], free, 0)
-        while 0 < need <= vacant.sum():
-            fits = np.flatnonzero(vacant >= need)
-            node = int(fits[np.argmin(vacant[fits])] if len(fits) else np.argmax(vacant))
-            on[node] = min(need, int(vacant[node]))
-            need -= on[node]
-            free[node] -= on[node]
-            vacant[node] = 0
-        if need == 0:
-            nodes[i] = dict(sorted(on.items()))
+        if places := pieces(np.where(view.node_type == kind[i], free, 0), int(quota[i])):
+            nodes[i] = dict(sorted(places))
+            for node, count in places:
+                free[node] -= count
     quota = np.where(np.diff(view.size_ptr) == 0, -1, quota)
     return Decision(quota, nodes=nodes, best_effort=True)

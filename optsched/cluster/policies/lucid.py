@@ -8,7 +8,7 @@ import numpy as np
 
 from optsched.cluster.policies.elastic_rule import by_key, integers, positions, total
 from optsched.cluster.policies.packing_table import PackingTable
-from optsched.cluster.policies.rigid import Rigid, checked_gang, size_index
+from optsched.cluster.policies.rigid import Rigid, size_index
 from optsched.cluster.world.compiled import Choice
 from optsched.errors import InputError
 from optsched.io.values import format_value, number
@@ -120,12 +120,12 @@ class Lucid(Rigid):
             )
         self.table = table
         self.memory_limit = number("memory_limit", memory_limit, above=True)
-        self.gang = checked_gang(gang)
+        super().__init__(gang=gang)
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
-        """Sizes and rates, estimated work, kind of every job, and which kinds may be packed."""
+        """Also estimated work, kind of every job, and which kinds may be packed."""
         kind: IntArray = np.zeros(len(workload), np.int64)
         fits = np.zeros((1, 1), bool)
         if self.table is not None:
             kind, fits = self.table.packable(workload, self.memory_limit)
-        return *self.sizes(workload), workload.estimate, kind, fits
+        return *super().arguments(workload, nodes, settings), workload.estimate, kind, fits

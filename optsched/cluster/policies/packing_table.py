@@ -14,7 +14,7 @@ from optsched.io.values import format_value, number
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from optsched.cluster.workload.workload import Workload
     from optsched.model.schedule import IntArray
@@ -82,15 +82,9 @@ class PackingTable:
     def read(
         cls, pairs: str | os.PathLike[str], types: str | os.PathLike[str] | None = None
     ) -> PackingTable:
-        """From CSV files with the columns `PAIR_COLUMNS` and `TYPE_COLUMNS`.
-
-        Raises
-        ------
-        InputError
-            Names the file, row and field.
-        """
+        """Read CSV files with the columns `PAIR_COLUMNS` and `TYPE_COLUMNS`."""
         speeds: dict[tuple[str, str], tuple[float, float]] = {}
-        for place, row in _rows(pairs, PAIR_COLUMNS):
+        for place, row in csv_records(read_text(pairs), str(pairs), PAIR_COLUMNS, PAIR_COLUMNS):
             key = row["type_a"], row["type_b"]
             found = tuple(_speed(f"{place}: {c}", row[c]) for c in ("speed_a", "speed_b"))
             if key in speeds:
@@ -101,7 +95,8 @@ class PackingTable:
             speeds[key] = (found[0], found[1])
         memory: dict[str, float] = {}
         score: dict[str, float] = {}
-        for place, row in _rows(types, TYPE_COLUMNS) if types is not None else ():
+        text = ",".join(TYPE_COLUMNS) if types is None else read_text(types)
+        for place, row in csv_records(text, str(types), TYPE_COLUMNS, TYPE_COLUMNS):
             if row["type"] in memory:
                 raise InputError(f"{place}: the type {format_value(row['type'])} is there twice")
             memory[row["type"]] = number(f"{place}: memory", _number(row["memory"]))
@@ -118,7 +113,7 @@ class PackingTable:
         Row (kind that joins) * kinds + (kind there): speed of the first and of the second; 0: the
         pair was not measured.
         """
-        names = [type_of(workload, j) for j in range(len(workload))]
+        names = types_of(workload)
         known = {name: i for i, name in enumerate(dict.fromkeys(names))}
         speeds = np.zeros((len(known), len(known), 2), np.int64)
         for joining, i in known.items():
@@ -134,7 +129,7 @@ class PackingTable:
         Only measured pairs, with memory below the limit and share scores of at most 2 in sum.
         """
         kind, speeds = self.kinds(workload)
-        names = list(dict.fromkeys(type_of(workload, j) for j in range(len(workload))))
+        names = list(dict.fromkeys(types_of(workload)))
         fits = (speeds[:, 0] > 0).reshape(len(names), -1)
         memory = np.array([self.memory.get(name, np.inf) for name in names])
         score = np.array([self.share_score.get(name, np.inf) for name in names])
@@ -143,12 +138,10 @@ class PackingTable:
         return kind, fits
 
 
-def type_of(workload: Workload, job: int) -> str:
-    """What packing tables call a job: its `source`, else its template, else an empty text."""
-    source = str(workload.source[job])
-    if source or workload.template[job] < 0:
-        return source
-    return workload.templates[int(workload.template[job])]
+def types_of(workload: Workload) -> list[str]:
+    """What packing tables call jobs: their `source`, else their template, else an empty text."""
+    texts, rows = (*workload.templates, ""), zip(workload.source, workload.template, strict=True)
+    return [str(source) or texts[template] for source, template in rows]
 
 
 def _speed(place: str, value: Any) -> float:
@@ -166,10 +159,3 @@ def _number(text: Any) -> Any:
         return float(text)
     except ValueError:
         return text
-
-
-def _rows(
-    path: str | os.PathLike[str], columns: tuple[str, ...]
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """Rows of a CSV file with exactly these columns in any order, and their places."""
-    return csv_records(read_text(path), str(path), columns, columns)

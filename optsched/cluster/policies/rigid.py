@@ -45,9 +45,12 @@ def checked_gang(gang: int | None) -> int | None:
 class Rigid(RulePolicy):
     """A policy with the option `gang`; its rule takes the sizes and rates of all jobs."""
 
-    gang: int | None
+    options: ClassVar[tuple[str, ...]] = ("gang",)
 
-    def sizes(self, workload: Workload) -> tuple[Any, ...]:
+    def __init__(self, *, gang: int | None = None) -> None:
+        self.gang = checked_gang(gang)
+
+    def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
         """Sizes and rates of all jobs in CSR form, and the largest size to take."""
         limit = NEVER if self.gang is None else self.gang
         return workload.size_ptr, workload.size, workload.rate, limit
@@ -172,11 +175,12 @@ class InOrder(Rigid):
 
     def __init__(self, *, backfill: Backfill = "none", gang: int | None = None) -> None:
         self.backfill = one_of("backfill", backfill, BACKFILLS)
-        self.gang = checked_gang(gang)
+        super().__init__(gang=gang)
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
-        """Sizes and rates of all jobs, and the options as numbers."""
-        return *self.sizes(workload), self.order, BACKFILLS.index(self.backfill)
+        """Also the options as numbers."""
+        given = super().arguments(workload, nodes, settings)
+        return *given, self.order, BACKFILLS.index(self.backfill)
 
 
 class Fifo(InOrder):
@@ -197,13 +201,7 @@ class Fifo(InOrder):
 
 
 class Sjf(InOrder):
-    """Pending jobs start in order of estimated duration, at one size, and run to their ends.
-
-    Parameters
-    ----------
-    backfill, gang
-        As for `Fifo`.
-    """
+    """Likewise, in order of estimated duration."""
 
     name = "sjf"
     order = BY_ESTIMATE
@@ -260,30 +258,14 @@ def shortest_remaining(view, ptr, size, rate, gang):  # type: ignore[no-untyped-
 class Srtf(Rigid):
     """All jobs by true remaining time, restarts included; a job that does not fit is preempted.
 
-    Equal times: pending jobs first, then by arrival.
-
-    Parameters
-    ----------
-    gang
-        As for `Fifo`.
-
-    Notes
-    -----
-    No decision is needed when a running job overtakes a pending one: the running job was selected
-    with the pending one ahead of it, so it still is, and the other still is not.
+    Equal times: pending jobs first, then by arrival. No decision is needed when a running job
+    overtakes a pending one: the running job was selected with the pending one ahead of it, so it
+    still is, and the other still is not.
     """
 
     name = "srtf"
     clairvoyant = True
-    options: ClassVar[tuple[str, ...]] = ("gang",)
     rule = staticmethod(shortest_remaining)
-
-    def __init__(self, *, gang: int | None = None) -> None:
-        self.gang = checked_gang(gang)
-
-    def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
-        """Sizes and rates of all jobs."""
-        return self.sizes(workload)
 
 
 def least_attained(view, ptr, size, rate, gang, thresholds, every):  # type: ignore[no-untyped-def]
@@ -331,14 +313,15 @@ class Las(Rigid):
     ) -> None:  # fmt: skip
         self.thresholds = None if thresholds is None else _checked_thresholds(thresholds)
         self.round = None if round is None else integer("round", round)
-        self.gang = checked_gang(gang)
+        super().__init__(gang=gang)
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
-        """Sizes and rates of all jobs, thresholds and round in the unit of the workload."""
+        """Also thresholds and round in the unit of the workload."""
         second = PER_SECOND[workload.time_unit]
         thresholds = (_THRESHOLD * second,) if self.thresholds is None else self.thresholds
         every = _ROUND * second if self.round is None else self.round
-        return *self.sizes(workload), np.array(thresholds, np.int64), max(every, 1)
+        given = super().arguments(workload, nodes, settings)
+        return *given, np.array(thresholds, np.int64), max(every, 1)
 
 
 def _checked_thresholds(thresholds: Sequence[int]) -> tuple[int, ...]:

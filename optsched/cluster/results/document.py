@@ -31,16 +31,9 @@ def to_json(
 ) -> bytes:
     """The document of runs of the same jobs on the same nodes, by label (a policy's name, mostly).
 
-    Times are in ``time_unit``. Every run has ``policy``, ``options``, ``settings``, ``metrics`` by
-    name (null: not finite) and, in ``jobs`` if `per_job`, columns in the order of ``names`` (null:
-    not ended), ``submit`` among them if it is not that of the first run; ``waiting`` says why jobs
-    wait after a Ctrl-C, or at the start of a simulation from now, and ``notes`` what the policy
-    reports. `inputs` are what else the runs were made from.
-
-    Raises
-    ------
-    InputError
-        No run, or runs of different workloads or nodes.
+    Every run has, in ``jobs`` if `per_job`, columns in the order of ``names`` (null: not ended),
+    ``submit`` among them if it is not that of the first run; ``waiting`` says why jobs wait after a
+    Ctrl-C, or at the start of a simulation from now. `inputs`: what else the runs were made from.
     """
     if not runs:
         raise InputError("runs: expected at least one")

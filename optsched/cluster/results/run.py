@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from optsched.cluster.results.held import absences, held, span
+from optsched.cluster.results.metrics import absences, held, span
 from optsched.cluster.world.engine import first_view
 from optsched.cluster.world.policy import Reason, Why, of_free_gpus
 from optsched.errors import InputError

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from optsched.cluster.workload.curve import Curve
-from optsched.cluster.workload.job import MOST_WORK, WORK, Job, ascending
+from optsched.cluster.workload.job import MOST_WORK, WORK, Curve, Job, ascending
 from optsched.cluster.workload.speedup import Amdahl, Linear, Speedup
 from optsched.cluster.workload.workload import Workload
 from optsched.errors import InputError

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from optsched.cluster.workload.columns import COLUMNS, checked, column, csr, picked
-from optsched.cluster.workload.curve import Curve
 from optsched.cluster.workload.job import (
     MOST_RATE,
     MOST_SPEED,
     MOST_WORK,
+    Curve,
     Job,
     ascending,
     line,

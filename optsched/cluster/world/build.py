@@ -27,14 +27,7 @@ _KINDS: Final = {"add": layout.ADD, "drain": layout.DRAIN, "remove": layout.REMO
 
 
 def check_fits(workload: Workload, nodes: Nodes, settings: Settings) -> None:
-    """Refuse jobs that could never run on these nodes, and changes of nodes that make no sense.
-
-    Raises
-    ------
-    InputError
-        Names the job and both numbers, or the change of a node that does not exist, or the addition
-        of one that is there and takes work.
-    """
+    """Refuse jobs that could never run on these nodes, and changes of nodes that make no sense."""
     smallest = workload.size[workload.size_ptr[:-1]]
     total = nodes.total
     for j in np.flatnonzero(smallest > total)[:1].tolist():

@@ -2,25 +2,7 @@
 
 A rule is a function ``rule(view, *arguments)`` of the columns of a `ClusterView`. It returns GPUs
 for every active job, or a `Choice`. A bare function becomes a policy by the decorator `compiled`;
-a class with options derives from `RulePolicy`::
-
-    class Shortest(RulePolicy):
-        name, options = "shortest", ("most",)
-
-        def __init__(self, *, most: int = 8) -> None:
-            self.most = most
-
-        def arguments(self, workload, nodes, settings):
-            return (self.most, workload.size[workload.size_ptr[:-1]])   # numbers, arrays
-
-        @staticmethod
-        def rule(view, most, smallest):
-            quota, free = view.gpus.copy(), view.free.sum()
-            for i in np.argsort(view.remaining, kind="mergesort"):
-                size = smallest[view.job[i]]
-                if not view.running[i] and size <= min(free, most):
-                    quota[i], free = size, free - size
-            return quota
+a class with options derives from `RulePolicy`, see ``docs/clusters/write-a-policy.md``.
 """
 
 from __future__ import annotations

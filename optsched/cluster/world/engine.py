@@ -50,23 +50,9 @@ def simulate_generic(
     on_progress: Callable[[int, int, int], None] | None = None,
     watch: Callable[[ClusterView, Decision], None] | None = None,
 ) -> Simulated:
-    """Simulate by asking the policy at every instant.
+    """Simulate with a decision of the policy at every instant; the arguments have been checked.
 
-    Parameters
-    ----------
-    workload, policy, nodes, settings
-        Checked before.
-    on_progress
-        Called now and then with the time, the jobs that have ended, and all jobs; and at the end.
-    watch
-        Called with every view and decision before it is applied.
-
-    Raises
-    ------
-    PolicyError
-        A decision breaks a rule, or the policy's code raises.
-    Stalled
-        Jobs are pending for ever, or only started and stopped before they work.
+    `watch` is called with every view and decision before it is applied.
     """
     w = world(workload, nodes, settings, getattr(policy, "table", None))
     w.state["clairvoyant"] = int(policy.clairvoyant)

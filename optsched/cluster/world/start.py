@@ -199,11 +199,6 @@ def rows_of(start: Start, workload: Workload, nodes: Nodes, *, overdue: bool = F
     """The stays in the order of their starts, with speed and work; each is checked.
 
     With `overdue`, running jobs may have done more than their work already.
-
-    Raises
-    ------
-    InputError
-        Names the stay, and the job, node, size or work that cannot be.
     """
     number = {name: j for j, name in enumerate(workload.names)}
     order = sorted(range(len(start.stays)), key=lambda i: start.stays[i].start)

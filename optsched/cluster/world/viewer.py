@@ -52,15 +52,7 @@ class EngineView(ClusterView):
 
 
 class Viewer:
-    """Makes the views of one simulation; keeps what only changes with the set of active jobs.
-
-    Parameters
-    ----------
-    world
-        Its state.
-    workload, nodes, settings
-        What it was made from.
-    """
+    """Make the views of one simulation; keep what only changes with the set of active jobs."""
 
     def __init__(self, world: World, workload: Workload, nodes: Nodes, settings: Settings) -> None:
         self.world, self.workload = world, workload
