@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from determined_states import agents
 
 from optsched.cluster.determined import Agent, State, Task, find_fit
-from optsched.cluster.determined.fitting import scores
 
 # slots, used, zero-slot units, used units of both agents; the task's slots; fit; which agent
 ONE_OF_TWO = [
@@ -102,26 +100,3 @@ def test_ties_go_round_the_agents() -> None:
     taken = [next(iter(find_fit(state, Task(f"task{i}", 1)))) for i in range(200)]
     assert set(taken) == {f"n{a}" for a in range(10)}
     assert taken == [next(iter(find_fit(state, Task(f"task{i}", 1)))) for i in range(200)]
-
-
-@pytest.mark.parametrize(
-    ("agent", "slots", "best", "worst"),
-    [
-        ((0, 0, 0, 0), 0, 0.0, 0.0),
-        ((0, 0, 0, 1), 0, 0.0, 0.0),
-        ((0, 0, 2, 0), 0, 1 / 3, 1.0),
-        ((0, 0, 2, 1), 0, 0.5, 0.5),
-        ((1, 1, 100, 0), 1, 1.0, 0.0),
-        ((1, 0, 100, 0), 1, 0.5, 1.0),
-        ((9, 0, 100, 0), 1, 0.1, 1.0),
-        ((10, 1, 100, 0), 1, 0.1, 0.9),
-        ((10, 5, 100, 0), 1, 1 / 6, 0.5),
-        ((10, 5, 100, 7), 0, 1 / 6, 0.5),
-    ],
-)
-def test_scores(agent: tuple[int, ...], slots: int, best: float, worst: float) -> None:
-    """Upstream's values."""
-    capacity, used, units, busy = (np.array([value]) for value in agent)
-    columns = (capacity, capacity - used, units, units - busy)
-    found = [scores(fit, slots, *columns).item() for fit in (True, False)]
-    assert found == [best, worst]

@@ -5,17 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
-from depth import seeds
 from hand_logs import run_of, runs, stay
 from hypothesis import given
 
-from optsched.cluster.policies import get
-from optsched.cluster.policies.packing_table import PackingTable
-from optsched.cluster.simulate import simulate
 from optsched.cluster.workload.job import WORK, Job
 from optsched.cluster.workload.nodes import Nodes
-from optsched.cluster.workload.synthetic import synthetic
 from optsched.cluster.world.log import HALF_A, HALF_B, WHOLE
 from optsched.model.verify import verify
 
@@ -66,27 +60,6 @@ def check(run: Run) -> None:
     assert found == wanted
     if shared:
         check_pairs(run)
-
-
-@pytest.mark.parametrize("name", ["fifo", "srtf", "elastic", "lucid"])
-@seeds(1, 3)
-def test_simulated_histories_verify(name: str, seed: int) -> None:
-    """Real logs: preemptions, restarts, resizes and packed pairs."""
-    jobs = synthetic(80, 2.0, seed, gpus=16, elastic=name.startswith("elastic"), passes=4)
-    how = {"order": "srtf", "clairvoyant": True, "preempt": "order"} if name == "elastic" else {}
-    policy = get(name, **how)
-    if name == "lucid":
-        jobs = jobs.changed(source=["a", "b"] * 40)
-        table = PackingTable(
-            {("a", "a"): (0.9, 0.8), ("a", "b"): (0.7, 1.0), ("b", "b"): (0.6, 0.6)},
-            {"a": 1, "b": 1},
-            {"a": 0.5, "b": 1.0},
-        )
-        policy = get(name, table=table)
-    run = simulate(jobs, policy, Nodes(2, gpus=8), restart_cost=30)
-    assert (run.metrics.restarts > 0) == (name in ("srtf", "elastic"))
-    assert bool((run.log.half != WHOLE).any()) == (name == "lucid")
-    check(run)
 
 
 def counts(names: list[str], shared: bool) -> tuple[tuple[str, int], ...]:

@@ -11,8 +11,7 @@ import pytest
 from depth import few_examples
 from hypothesis import given
 from hypothesis import strategies as st
-from rigid_workloads import clusters
-from test_compiled_function import longest
+from test_compiled_function import greedy, longest
 
 from optsched import cluster
 from optsched.cluster import NodeFailures, PackingTable, Settings, Stalled, simulate
@@ -59,14 +58,7 @@ def compiled_equals_asked(name, options, work, nodes, how):
     assert verify(asked.history) == []
 
 
-@pytest.mark.parametrize(("name", "options"), RIGID)
-@given(clusters())
-def test_on_clusters_of_rigid_jobs(name, options, case):
-    """Estimates, several sizes, passes, hidden jobs, jobs that must not be preempted."""
-    compiled_equals_asked(name, options, *case)
-
-
-@pytest.mark.parametrize(("name", "options"), RIGID + ELASTIC)
+@pytest.mark.parametrize(("name", "options"), [*RIGID, *ELASTIC, (longest, {}), (greedy, {})])
 @few_examples
 @given(seed=st.integers(0, 10**6), jobs=st.integers(1, 24))
 def test_on_clusters_of_elastic_jobs(name, options, seed, jobs):
