@@ -111,6 +111,7 @@ class Controller:
             row = state.batch_row[self.batches.pop((s, which)).row]
             row["end"] = now
             self.busy[s] += now - row["start"]
+            self._adapt(s, now - int(state.core.instance["until"][s, which]))
         elif event in (core.LOADED, core.UNLOADED):  # replaces the time predicted by the model
             column = "ready" if event == core.LOADED else "unload"
             state.instance_row[column][state.core.instance["row"][s, which]] = now
@@ -130,6 +131,15 @@ class Controller:
             self.batches[at] = Batch(row, int(one["segment"]), int(one["width"]), requests)
             one["end"] = _PENDING
         return commands
+
+    def _adapt(self, s: int, late: int) -> None:
+        """Correct the launch time of a server by the delay of a batch; at most four times as long.
+
+        Decisions and shedding use it: a server may be slower than when it was measured.
+        """
+        least, launch = int(self.scenario.launch[s]), self.world.core.server["launch"]
+        late = min(max(late, -least), least)
+        launch[s] = min(max(least, int(launch[s]) + late // 16), 4 * least)
 
     def arrive(self, r: int, now: int) -> None:
         """Process the arrival of a request: it has no commands."""
@@ -156,6 +166,9 @@ class Controller:
             found.append(r)
             r = int(self.world.request["next"][r])
         self.world.trace["shed"] = -1
+        if found:  # without batches, a value that is too high would never fall
+            launch = self.world.core.server["launch"]
+            launch -= (launch - self.scenario.launch) * min(len(found), 1024) // 1024
         return found
 
     def lose(self, s: int, now: int) -> list[tuple[int, int]]:
@@ -329,6 +342,8 @@ class Executor:
 class Loop(Controller):
     """Passes commands of the cores to the servers, and the ends of tasks to the controller."""
 
+    next_arrival = NEVER  # time at which `accept` is to be called
+
     def __init__(self, servers: Servers, *given: Any, keep: bool) -> None:
         super().__init__(*given, keep=keep)
         self.servers, self.memory = servers, servers.memory.numpy()
@@ -350,10 +365,6 @@ class Loop(Controller):
         """Return the time since the start, ns."""
         return time.perf_counter_ns() - self.origin
 
-    def next_arrival(self) -> int:
-        """Return the time at which `accept` is to be called."""
-        return NEVER
-
     def accept(self) -> None:
         """Process the requests that have arrived."""
         raise NotImplementedError
@@ -368,7 +379,7 @@ class Loop(Controller):
     def step(self) -> None:
         """Wait for the next event, then process all that are due."""
         wake = self.world.core.server["wake"]
-        wait = (min(int(wake.min()), self.next_arrival()) - self.now()) / 1e9 - _WAKE_UP
+        wait = (min(int(wake.min()), self.next_arrival) - self.now()) / 1e9 - _WAKE_UP
         for s, slot in self.servers.receive(min(max(0, wait), _POLL)):
             if slot < 0:
                 self._lose(s)
@@ -479,14 +490,15 @@ class _Replay(Loop):
     def _stop(self) -> None:
         self.last = int(self.world.trace[0]["arrived"])
 
-    def next_arrival(self) -> int:
-        """Return the arrival of the next request, if there is a row for it."""
+    @property
+    def next_arrival(self) -> int:  # type: ignore[override]
+        """Arrival of the next request, if there is a row for it."""
         r = int(self.world.trace[0]["arrived"])
         return int(self.scenario.arrival[r]) if r < self.last and self.free else NEVER
 
     def accept(self) -> None:
         """Process the requests that have arrived."""
-        while self.next_arrival() <= self.now():
+        while self.next_arrival <= self.now():
             r = int(self.world.trace[0]["arrived"])
             self.place[r] = row = self.free.pop()
             self.memory[0, row, : self.images.shape[1]] = self.images[r]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -92,21 +92,6 @@ class Telemetry(NamedTuple):
     p99_ms: float | None
 
 
-class _Tally:
-    """Numbers of requests by their end, and recent latencies in ms."""
-
-    def __init__(self) -> None:
-        self.answered = self.late = self.shed = self.lost = 0
-        self.recent: deque[float] = deque(maxlen=_RECENT)
-
-    def values(self) -> dict[str, Any]:
-        """Return the fields of `Telemetry`."""
-        found = {key: value for key, value in vars(self).items() if key != "recent"}
-        recent = np.sort(np.array(self.recent))
-        found["mean_ms"] = float(recent.mean()) if len(recent) else None
-        return {**found, "p99_ms": percentile(recent, 99)}
-
-
 class LiveServer(Loop):
     """Answers images that are submitted by any thread; a context manager.
 
@@ -147,7 +132,8 @@ class LiveServer(Loop):
         self._ends: dict[Future[Answer], Callable[[], object]] = {}  # of futures that are not first
         self._lock, self._rows = threading.Lock(), threading.Semaphore(n)
         self._stopping, self._error = False, None
-        self._tally = _Tally()
+        self._tally: Counter[str] = Counter()
+        self._recent: deque[float] = deque(maxlen=_RECENT)
         self._seen = 0, self.busy.copy()
         self._froze = gc.get_freeze_count() == 0  # else it is not ours to undo
         if self._froze:
@@ -231,10 +217,12 @@ class LiveServer(Loop):
             )
             for s, one in enumerate(self.scenario.servers)
         ]  # fmt: skip
+        ms, ends = np.sort(np.array(self._recent)), self._tally
         return Telemetry(
             int(state.fifo["images"].sum()),
             len(self._futures) + len(self._ends) + len(self._inbox),
-            servers, **self._tally.values(),
+            servers, ends["answered"], ends["late"], ends["shed"], ends["lost"],
+            float(ms.mean()) if len(ms) else None, percentile(ms, 99),
         )  # fmt: skip
 
     def stop(self, timeout: float | None = None) -> None:
@@ -299,9 +287,8 @@ class LiveServer(Loop):
         latency = now - self._times[0, requests]
         widths = self.scenario.tuples[state.request["tuple"][requests]].tolist()
         late = now > self._times[1, requests]
-        self._tally.late += int(late.sum())
-        self._tally.answered += len(requests)
-        self._tally.recent.extend((latency / NS_PER_MS).tolist())
+        self._tally.update(answered=len(requests), late=int(late.sum()))
+        self._recent.extend((latency / NS_PER_MS).tolist())
         scores = torch.from_numpy(outputs).unflatten(1, self.outputs)
         rows = zip(requests.tolist(), scores, widths, latency.tolist(), late.tolist(), strict=True)
         for r, x, row, ns, after in rows:
@@ -321,9 +308,7 @@ class LiveServer(Loop):
 
     def refuse(self, requests: list[int], error: OptschedError) -> None:
         """Set the exceptions of futures."""
-        shed = isinstance(error, DeadlineMissed)
-        self._tally.shed += shed * len(requests)
-        self._tally.lost += (not shed) * len(requests)
+        self._tally["shed" if isinstance(error, DeadlineMissed) else "lost"] += len(requests)
         for r in requests:
             future, key = self._futures.pop(r)
             self._complete(future, key, partial(future.set_exception, error))

@@ -236,11 +236,10 @@ def _root(f: Callable[[float], float], low: float, high: float) -> float:
 
 
 def fit(server: Server, cases: IntArray, ms: FloatArray, mmac: FloatArray) -> Server:
-    """Fit the costs of a server by least relative errors; `mmac` is [segment][input width][width].
+    """Fit launch and costs of a server by least relative errors; `parallel` is the gain measured.
 
     `cases` are rows (segment, input width, width, images, batches at a time), those of several
-    batches behind that of one; `ms` are the times until all batches have ended. Launch and costs
-    are fitted by non-negative least squares. `parallel` is the best gain of throughput.
+    batches behind that of one; `ms` are the times until all batches have ended.
     """
     from scipy.optimize import nnls
 

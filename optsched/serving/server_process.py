@@ -131,7 +131,9 @@ class Servers:
             [sys.executable, "-c", f"from {__name__} import main; main()", *map(str, files)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8192"}
+            | os.environ
+            | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             pass_fds=files,
             start_new_session=True,  # Ctrl-C is handled by the parent
         )
@@ -269,6 +271,13 @@ def main() -> None:
     os._exit(0)
 
 
+def _rounded(x: Tensor) -> Tensor:
+    """Repeat an image up to a size of three binary digits: new shapes are slow at first."""
+    step = 2 ** max(0, len(x).bit_length() - 3)
+    more = -len(x) % step
+    return torch.cat([x, x[:1].expand(more, *x.shape[1:])]) if more else x
+
+
 def _attend(
     pipe: Connection, net: Segmented, device: torch.device, shapes: Shapes, memory: Tensor
 ) -> None:
@@ -295,7 +304,8 @@ def _attend(
             inputs.append((i, x.view(-1, *shape).to(device)))
         if padded and len(inputs) > 1:
             inputs = [(inputs[-1][0], pad([x for _, x in inputs]))]
-        found = torch.cat([segment(x, width, i).flatten(1) for i, x in inputs]).cpu()
+        outputs = [segment(_rounded(x), width, i)[: len(x)] for i, x in inputs]
+        found = torch.cat([x.flatten(1) for x in outputs]).cpu()
         at = torch.tensor([row for _, rows in parts for row in rows])
         memory[(k + 1) % 2, :, : found.shape[1]].index_copy_(0, at, found)
 

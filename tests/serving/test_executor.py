@@ -135,6 +135,18 @@ def test_any_durations(router: Any) -> None:
     assert lost and shed
 
 
+def test_launches_follow_slow_batches() -> None:
+    """Up to four times the scenario's; they fall while requests are shed."""
+    controller, _ = drive(scene(60, 1.0), MIXED, HALF, 0, np.inf)
+    launch, state = controller.world.core.server["launch"], controller.world
+    before, least = launch.copy(), controller.scenario.launch
+    assert (least < before).all() and (before <= 4 * least).all()
+    state.request["next"][:40] = range(-1, 39)
+    state.trace["shed"] = 39
+    assert controller.shed() == list(range(39, -1, -1))
+    assert (least < launch).all() and (launch < before).all()
+
+
 def test_a_dead_server_is_no_place() -> None:
     """What can run nowhere any more is refused."""
     controller = Controller(scene(4), Router(Static((0, 0)), RoundRobin()))
