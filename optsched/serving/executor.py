@@ -139,7 +139,7 @@ class Controller:
         """
         least, launch = int(self.scenario.launch[s]), self.world.core.server["launch"]
         late = min(max(late, -least), least)
-        launch[s] = min(max(least, int(launch[s]) + late // 16), 4 * least)
+        launch[s] = min(max(least, int(launch[s]) + late // 8), 4 * least)
 
     def arrive(self, r: int, now: int) -> None:
         """Process the arrival of a request: it has no commands."""
@@ -168,7 +168,7 @@ class Controller:
         self.world.trace["shed"] = -1
         if found:  # without batches, a value that is too high would never fall
             launch = self.world.core.server["launch"]
-            launch -= (launch - self.scenario.launch) * min(len(found), 1024) // 1024
+            launch -= (launch - self.scenario.launch) * min(len(found), 4096) // 4096
         return found
 
     def lose(self, s: int, now: int) -> list[tuple[int, int]]:
