@@ -1,7 +1,8 @@
 """Run the command of every claim, of five papers and of ours, and record a verdict.
 
     python -m benchmarks.evidence --list
-    python -m benchmarks.evidence [--claim NAME ...] [--quick] [--keep] [--data DIR] [--peers DIR]
+    python -m benchmarks.evidence [--claim NAME ...] [--quick] [--keep] [--dirty] [--data DIR]
+        [--peers DIR]
 
 The claims are in `benchmarks/claims.toml`. A claim has one number; `read` is the regular expression
 that finds it in the output of the command (two groups: their ratio; of several matches the last,
@@ -11,6 +12,8 @@ assumptions" if the claim has some, outside "refuted"; a claim without a command
 Results go to `benchmarks/results/evidence.csv`, row by row, and to the tables that `claims.toml`
 lists as figures; `python -m benchmarks.pages` then writes the pages. A claim that has a row of this
 commit (with `--keep`: of any) is not run again, and a command that several claims share runs once.
+A checkout with changes is refused; with `--dirty` its rows name the commit and "+", and the next
+call runs them again.
 Its output stays in `out/evidence/`. DIR of `--data` has the folders arraypipe, bandpilot, jssp,
 traces of published data, DIR of `--peers` the environments of other libraries; claims that need a
 folder which is not given are left out. The exit code is 1 if a command fails or prints no number.
@@ -104,6 +107,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--claim", nargs="+", metavar="NAME", help="these claims only")
     parser.add_argument("--quick", action="store_true", help="claims that take seconds only")
     parser.add_argument("--keep", action="store_true", help="keep results of other commits")
+    parser.add_argument("--dirty", action="store_true", help="record in spite of changed files")
     parser.add_argument("--data", type=Path, default=os.environ.get("OPTSCHED_DATA"))
     parser.add_argument("--peers", type=Path, default=os.environ.get("OPTSCHED_PEERS"))
     options = parser.parse_args(given)
@@ -116,6 +120,8 @@ def main(given: Sequence[str] | None = None) -> int:
     if options.list:
         show(chosen)
         return 0
+    if state_of_the_checkout().endswith("+") and not options.dirty:
+        parser.error("the checkout has changes: commit them, or record them with --dirty")
     folders = {"data": options.data, "peers": options.peers}
     return run(chosen, folders, keep=options.keep)
 
@@ -168,11 +174,11 @@ def run(
 ) -> int:
     """Run the commands of claims without a result and record verdicts; 1 if one failed."""
     commit, failed = state_of_the_checkout(), 0
-    rows = newest(path)
+    rows, same = newest(path), None if commit.endswith("+") else commit  # changes may differ
     by_command: dict[str, list[Claim]] = {}
     for claim in chosen:
         known = rows.get(claim.name)
-        if claim.command and not (known and (keep or known["commit"] == commit)):
+        if claim.command and not (known and (keep or known["commit"] == same)):
             by_command.setdefault(claim.command, []).append(claim)
     for command, of in by_command.items():
         if absent := [name for name, at in folders.items() if f"{{{name}}}" in command and not at]:

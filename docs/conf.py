@@ -65,7 +65,7 @@ sphinx_gallery_conf = {
     "examples_dirs": "../examples",
     "gallery_dirs": "gallery",
     "ignore_pattern": r"examples/(go|kubernetes|service|slurm)/",
-    "filename_pattern": r"/(choose_gpus|compare_policies|determined_walks|main_job)\.py$",
+    "filename_pattern": r"/(?!sync_cluster|tiny_gpt)\w+\.py$",  # a cluster; a part of another
     "nested_sections": False,
     "image_scrapers": ("generated.figures",),
     "reset_argv": "generated.arguments",

@@ -8,7 +8,6 @@ ArrayPipe published. The rules are those of `instances/jobarray/README.md`. Exit
 
 import argparse
 import csv
-import heapq
 import json
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -76,32 +75,22 @@ def value_of(instance, solution):
 
 
 def bound_of(instance):
-    """A lower bound: every device alone, and every job alone."""
+    """A lower bound: every device alone, if blocks may be interrupted, and every job alone."""
     jobs, memory, rolls, again = instance
-    work, ways = [[] for _ in memory], []
+    work, found = [[] for _ in memory], []
     for j, job in enumerate(jobs):
         chain = blocks(job, bool(again and again[j]))
         heads = [*accumulate((w for *_, w in chain), initial=0)]
         ends = [heads[b] + p for b, (_, p, _) in enumerate(chain)]
         for b, (d, p, _) in enumerate(chain):
             work[d].append((heads[b], p, max(ends[b:]) - ends[b]))
-        ways += [ends[-1 - d] - heads[d] for d in range(len(memory))]
-    loads = [sum(p for _, p, _ in on) for on in work]
-    return max(*ways, *loads) if rolls else max(map(preemptive, work))
-
-
-def preemptive(work):
-    """Least makespan of a device, blocks (head, duration, tail), if they may be interrupted."""
-    ready, now, best = [], 0, 0
-    for (head, p, tail), (until, *_) in pairwise([*sorted(work), (float("inf"),)]):
-        heapq.heappush(ready, [-tail, p])
-        now = max(now, head)
-        while ready and now < until:
-            step = min(ready[0][1], until - now)
-            now, ready[0][1] = now + step, ready[0][1] - step
-            if not ready[0][1]:
-                best = max(best, now - heapq.heappop(ready)[0])
-    return best
+        found += [ends[-1 - d] - heads[d] for d in range(len(memory))]
+    for on in work:  # of blocks with heads and tails: least head + durations + least tail
+        for least in {0} if rolls else {tail for *_, tail in on}:
+            late = sorted((b for b in on if b[2] >= least), reverse=True)
+            loads = accumulate(p for _, p, _ in late)
+            found += [h * (not rolls) + p + least for (h, *_), p in zip(late, loads, strict=True)]
+    return max(found)
 
 
 def check(path, published):

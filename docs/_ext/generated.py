@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from shutil import rmtree
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from matplotlib.figure import Figure
@@ -18,17 +20,20 @@ from optsched.service import schemas
 from optsched.service.routes import _CODES
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from sphinx.application import Sphinx
 
 STRUCTS = {
+    "elastic-run": ("optsched.elastic-run/1", "optsched.elastic.runner:_Saved"),
+    "journal": ("optsched.journal/1", "optsched.service.live:First"),
     "profile": ("optsched.profile/2", "optsched.arraypipe.profile:Profile"),
     "routing": ("optsched.routing/1", "optsched.serving.scenario:_Scenario"),
     "routing-plan": ("optsched.routing-plan/1", "optsched.serving.plan:_Document"),
+    "run": ("optsched.run/1", "optsched.arraypipe:Report", "report"),
+    "serving-bench": ("optsched.serving-bench/1", "optsched.serving:Point", "points"),
     "serving-log": ("optsched.serving-log/1", "optsched.serving.log:_Document"),
 }
-"""Documents that the service does not describe, and the structs that read them."""
+"""Documents that the service does not describe, and the structs that read them or that they hold as
+a member: in plural a list."""
 
 MEANINGS = {
     "bandwidth": ("optsched.bandwidth:MeasurementTable", "optsched.bandwidth:Measurement"),
@@ -43,6 +48,7 @@ MEANINGS = {
     "jobarray": ("optsched:JobArray",),
     "jobshop": ("optsched:JobShop",),
     "quota": ("optsched:QuotaPlan", "optsched:QuotaJob"),
+    "run": ("optsched.arraypipe:Report",),
     "routing": ("optsched.serving:Scenario", "optsched.serving:Server", "optsched.serving:Link"),
     "serving-log": ("optsched.serving:Summary",),
     "schedule": ("optsched:Schedule", "optsched:Resource", "optsched:Goal", "optsched:Objective"),
@@ -81,9 +87,15 @@ _drawn: list[Figure] = []
 
 def arguments(settings: dict[str, Any], variables: dict[str, Any]) -> list[str]:
     """Arguments of an example: less time, and results in the folder of the build."""
-    if not variables["src_file"].endswith("main_job.py"):
-        return []
-    return ["--time-limit", "2", "--out", "../out/gallery"]  # it runs in its folder
+    source = Path(variables["src_file"])
+    words = {
+        "hf_finetune": ["{}"], "lora_siblings": ["--out", "{}"],
+        "main_job": ["--time-limit", "2", "--out", "{}"],
+        "sweep_gpt": ["--check", "--steps", "20", "--out", "{}"],
+    }  # fmt: skip
+    folder = Path("..", "out", "gallery", source.stem)  # from the folder in which it runs
+    rmtree(source.parent / folder, ignore_errors=True)  # else a training is resumed
+    return [word.format(folder) for word in words.get(source.stem, [])]
 
 
 def _write(path: Path, text: str) -> None:
@@ -135,9 +147,13 @@ def all_schemas() -> dict[str, Any]:
     found = {}
     for name in schemas.DOCUMENTS:
         found[name] = pruned(schemas.bundle(name))
-    for name, (title, place) in STRUCTS.items():
-        module, _, kind = place.partition(":")
-        schema = msgspec.json.schema(getattr(import_module(module), kind))
+    for name, (title, place, *members) in STRUCTS.items():
+        module, _, key = place.partition(":")
+        struct = getattr(import_module(module), key)
+        for member in members:
+            inner = list[struct] if member.endswith("s") else struct
+            struct = msgspec.defstruct(key, [("format", Literal[title]), (member, inner)])
+        schema = msgspec.json.schema(struct)
         top = schema["$ref"].rpartition("/")[2]
         schema["$defs"][top]["title"] = title
         text = json.dumps(schema).replace(f'#/$defs/{top}"', f'#/$defs/{name}"')
@@ -179,7 +195,7 @@ def fields(name: str, schema: dict[str, Any]) -> str:
             (f"`{field}`", kind(value), default(field, value, part), meaning.get((own, field), ""))
             for field, value in part.get("properties", {}).items()
         ]
-        found.append(table("field type default meaning", rows))
+        found.append(table("field type default meaning", rows) if rows else "")
     return "".join([*found, ":::\n\n", f"{{download}}`JSON Schema of {title} "
                     f"<generated/optsched.{name}.schema.json>`\n"])  # fmt: skip
 

@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,9 @@ print("slowest 1,250 ms")
 
 
 @pytest.fixture
-def counted(tmp_path: Path) -> tuple[str, Path]:
-    """Return a command that counts its runs, and the file in which it does."""
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Path]:
+    """Return a command that counts its runs, and the file in which it does; nothing is changed."""
+    monkeypatch.setattr(evidence, "state_of_the_checkout", lambda: "one")
     script = tmp_path / "count.py"
     script.write_text(COUNTER)
     return f"python {script} {tmp_path / 'runs'}", tmp_path / "runs"
@@ -72,6 +74,21 @@ def test_other_commits_are_measured_again_unless_kept(
         assert run(made(command), tmp_path, keep=keep) == 0
         assert len(runs.read_text()) == times
     assert evidence.newest(tmp_path / "evidence.csv")["ratio"]["commit"] == "two"
+
+
+def test_changed_files_are_refused_and_never_the_same_state(
+    tmp_path: Path, counted: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Two states with changes differ, although both have the commit in their rows."""
+    command, runs = counted
+    monkeypatch.setattr(evidence, "state_of_the_checkout", lambda: "one+")
+    for times in (1, 2):
+        assert run(made(command), tmp_path) == 0
+        assert len(runs.read_text()) == times
+    assert evidence.newest(tmp_path / "evidence.csv")["ratio"]["commit"] == "one+"
+    with pytest.raises(SystemExit, match="2"):
+        evidence.main(["--claim", "gpus-latency"])
+    assert "the checkout has changes" in capsys.readouterr().err
 
 
 def test_a_failing_command_loses_nothing(tmp_path: Path, counted: tuple[str, Path]) -> None:

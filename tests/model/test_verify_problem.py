@@ -13,8 +13,9 @@ from oracles.best_quota import quota_problems
 
 import optsched
 from optsched import JobArray, JobShop, Objective, Schedule, verify
+from optsched.bandwidth.topology.policy import Policy
 from optsched.model.difference import difference
-from optsched.model.schedule import Arcs
+from optsched.model.schedule import Arcs, Csr
 
 if TYPE_CHECKING:
     from program import Cli
@@ -64,9 +65,10 @@ def test_answers_without_orders_solve_their_problems() -> None:
         wrong = found.with_orders(found.sequences, found.start, claim)  # type: ignore[arg-type]
         (one,) = verify(wrong, problem)
         assert (one.kind, one.amount) == ("objective", 3), problem.name
-        claim = Objective("beauty", value, None, "feasible")
+        claim = Objective("beauty", value + 2, value + 1, "feasible")  # of another objective
         wrong = found.with_orders(found.sequences, found.start, claim)  # type: ignore[arg-type]
-        assert [v.kind for v in verify(wrong, problem)] == ["objective"], problem.name
+        (one,) = verify(wrong, problem)
+        assert (one.kind, one.amount) == ("objective", 0), problem.name
         assert [v.kind for v in verify(found, SHOP)][-1:] == ["instance"]
 
 
@@ -138,6 +140,59 @@ def test_bounds_of_another_document_are_no_bounds() -> None:
     claim = schedule.objective._replace(lower_bound=None, status="feasible")  # type: ignore[union-attr]
     bare = schedule.with_orders(schedule.sequences, schedule.start, claim)  # type: ignore[arg-type]
     assert verify(bare, CHOOSING) == []
+
+
+def test_bounds_of_a_graph_hold_for_every_document_of_it() -> None:
+    """Those of quotas and GPUs depend on data outside of the graph: they need the same hash."""
+    for problem in (SHOP, SHOP.graph(), ARRAY, ARRAY.with_objective("period")):
+        assert verify(proved_for_another(problem), problem) == []
+    for problem in (*quota_problems(9), *subset_problems(4)):
+        if optsched.solve(problem, iterations=50).schedule is not None:
+            (one,) = verify(proved_for_another(problem), problem)
+            assert (one.kind, one.amount) == ("objective", 0) and "000000000000" in one.message
+
+
+def proved_for_another(problem: Problem) -> Schedule:
+    """A schedule with a true bound, of a document with another hash."""
+    found = solved(problem)
+    claim = Objective(problem.objective_name, None, problem.lower_bound())
+    other = {"instance_sha256": "0" * 64}
+    return found.with_orders(found.sequences, found.start, claim, other)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("problem", [SHOP, ARRAY, ARRAY.with_objective("period")])
+def test_a_wrong_claim_is_listed_once(problem: Problem) -> None:
+    """With and without the problem."""
+    found = solved(problem)
+    best = problem.evaluate(found)
+    claim = Objective(problem.objective_name, best + 2, best + 1, "feasible")
+    wrong = found.with_orders(found.sequences, found.start, claim)  # type: ignore[arg-type]
+    assert [(v.kind, v.amount) for v in verify(wrong)] == [("objective", 2), ("objective", 1)]
+    assert verify(wrong, problem) == verify(wrong)
+
+
+def test_all_broken_rules_of_a_problem_are_listed() -> None:
+    """A request with too few GPUs, one of them taken: both, though the answer has no value."""
+    problem = next(p for p in subset_problems(30) if p.k > 1 and p.state.jobs)
+    found = optsched.solve(problem.changed(policy=Policy())).schedule
+    assert found is not None
+    rows = found.op_resources.to_lists()
+    rows[-1] = rows[0][:1]
+    broken = replace(found, op_resources=Csr.of(rows), objective=None)
+    listed = [v for v in verify(broken, problem) if v.kind == "instance"]
+    assert [v.message for v in listed] == problem.check(broken)
+    assert len(listed) >= 2 and {v.amount for v in listed} == {0}
+
+
+def test_messages_of_other_instances_have_one_subject() -> None:
+    """Whatever the problem, they begin with "the schedule"."""
+    plan, request = quota_problems(1)[0], subset_problems(1)[0]
+    for schedule, problem in (
+        (solved(SHOP), ARRAY), (solved(ARRAY), ARRAY.with_objective("period")),
+        (solved(SHOP), plan), (solved(SHOP), request),
+    ):  # fmt: skip
+        (message,) = [v.message for v in verify(schedule, problem) if v.kind == "instance"]
+        assert message.startswith("the schedule ") and message.count("the schedule") == 1
 
 
 # on the command line
