@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def rows(text: str, length: int = 64) -> list[dict[str, Any]]:
 
 def make_trainer(base: Path) -> ArrayTrainer:
     """Two stages; the loss is the model's."""
-    return ArrayTrainer(lambda **given: adapted(base, **given), rows(Path(__file__).read_text()), 2)
+    text = Path(sys.argv[0]).read_text()  # of this program
+    return ArrayTrainer(lambda **given: adapted(base, **given), rows(text), 2)
 
 
 def make_jobs() -> list[Job]:

@@ -55,3 +55,30 @@ def test_main_job(run: Any, tmp_path: Path) -> None:
     }  # fmt: skip
     ratios = [float(ratio) for ratio in re.findall(r"([\d.]+)x +│", out)]
     assert len(ratios) == 6 and ratios[0] == 1
+
+
+@pytest.mark.torch
+def test_hf_finetune(run: Any) -> None:
+    """Three jobs learn; a second run has nothing left to do."""
+    found, _ = run("hf_finetune.py", "here")
+    losses = found["result"].losses
+    assert [len(row) for row in losses] == [20] * 3
+    assert all(row[-1] < row[0] for row in losses)
+    found, _ = run("hf_finetune.py", "here")
+    assert found["result"].losses == losses
+
+
+@pytest.mark.torch
+def test_lora_siblings(run: Any) -> None:
+    """Four adapters on one base; the best is loaded as PEFT does."""
+    _, out = run("lora_siblings.py", "--steps", "3", "--out", "made")
+    assert len(re.findall(r"^lr\S+ +loss \d\.\d{4}$", out, re.MULTILINE)) == 4
+    assert re.search(r"\d+ of \d+ numbers trained$", out.rstrip())
+
+
+@pytest.mark.torch
+def test_sweep_gpt(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every job has the bits of training it alone."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    _, out = run("sweep_gpt.py", "--check", "--steps", "3", "--out", "made")
+    assert "bit-identical to training every job alone" in out and out.count("<- best") == 1
