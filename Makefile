@@ -29,7 +29,7 @@ test-oldest: oldest.txt
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 # the lowest versions that pyproject.toml allows and that run on this Python; torch is pinned
-oldest.txt: pyproject.toml $(READY)
+oldest.txt: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv-uv
 	.venv-uv/bin/python -m pip install --quiet uv
 	grep ^torch== constraints.txt | .venv-uv/bin/uv pip compile --quiet --resolution lowest-direct \

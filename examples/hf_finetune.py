@@ -27,4 +27,4 @@ jobs = [Job(seed=0, batch_size=8, optimizer=partial(AdamW, lr=lr)) for lr in (1e
 folder = sys.argv[1] if len(sys.argv) > 1 else "ckpt-gpt/"
 trainer = ArrayTrainer((GPT2LMHeadModel, config), data, stages=2)
 result = trainer.fit(jobs, steps=20, checkpoint=folder, resume=True)
-print(result.report, [losses[-1] for losses in result.losses])
+print(result.report, [losses[-1] for losses in result.losses if losses])

@@ -38,9 +38,13 @@ EQUIVALENT = {
     ),
     "if start is None or sequences is None:": "a schedule has both or neither",
     "most = _HUGE // max(plan.period, 1)  # clipping keeps the sign and avoids overflow": "a limit",
-    "amount > 0 -> amount >= 0": "what a resource gains or loses is not 0",
+    'verb = "gains" if amount > 0 else "loses": amount > 0 -> amount >= 0': "it is not 0",
+    "ends = np.flatnonzero(np.diff(resource, append=-1))  # the last place of every resource": (
+        "no resource has the number"
+    ),
+    "shift[ends] = period or 0: 0 -> 1": "without a period these pairs are left out",
 }
-"""Lines whose mutants, and mutants that, change no answer, and why."""
+"""Lines whose mutants change no answer, or a line and one of its mutants, and why."""
 SECONDS = 60
 """A child that uses more processor time is in an endless loop: the fault is noticed."""
 
@@ -80,7 +84,8 @@ def mutants() -> Iterator[Mutant]:
             undo = change(node)
             what = f"{before} -> {ast.unparse(node).partition(chr(10))[0]}"
             line = getattr(node, "lineno", 0)
-            if not {lines[line - 1].strip(), what} & EQUIVALENT.keys():
+            text = lines[line - 1].strip()
+            if not {text, f"{text}: {what}"} & EQUIVALENT.keys():
                 yield Mutant(module, line, what, copy.deepcopy(tree))
             undo()
 

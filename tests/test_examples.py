@@ -59,13 +59,13 @@ def test_main_job(run: Any, tmp_path: Path) -> None:
 
 @pytest.mark.torch
 def test_hf_finetune(run: Any) -> None:
-    """Three jobs learn; a second run has nothing left to do."""
+    """Three jobs learn; the second run finds them done."""
     found, _ = run("hf_finetune.py", "here")
     losses = found["result"].losses
     assert [len(row) for row in losses] == [20] * 3
     assert all(row[-1] < row[0] for row in losses)
     found, _ = run("hf_finetune.py", "here")
-    assert found["result"].losses == losses
+    assert not any(found["result"].losses)
 
 
 @pytest.mark.torch

@@ -70,7 +70,7 @@ def _wrong_entries(
         often = 1 if times is None else int(times[k])
         what = f"the sequence of {names.resource(r)} {verb} {names.operation(i)}"
         if verb == "misses":
-            yield Violation("sequence", (i,), r, 1, f"{what}, which uses that resource")
+            yield Violation("sequence", (i,), r, often, f"{what}, which uses that resource")
         elif verb == "holds":
             message = f"{what} ({count(often, 'time')}), which does not use that resource"
             yield Violation("sequence", (i,), r, often, message)
@@ -150,7 +150,7 @@ def double_bookings(plan: Plan, reported: list[Violation]) -> Iterator[Violation
     current = np.ones(len(operation), np.bool_)
     start, end = plan.start[operation], plan.end[operation]
     if plan.period:  # the cycle before may still run
-        operation, resource = np.tile(operation, 2), np.tile(resource, 2)
+        operation, resource = np.tile((operation, resource), 2)
         current = np.concatenate((current, ~current))
         start = np.concatenate((start, start - plan.period))
         end = np.concatenate((end, end - plan.period))

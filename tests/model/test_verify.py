@@ -304,6 +304,28 @@ def test_corners(schedule: Schedule, expected: set[tuple]) -> None:
     assert facts(found) == expected and len(found) == len(expected)
 
 
+def test_setups_of_both_operations_count() -> None:
+    """What the first one puts down and the second one puts up; the gap may be nothing at all."""
+    for gap, missing in ((0, 5), (1, 4), (4, 1), (5, 0)):
+        pair = replace(
+            single([4, 4], [0, 4 + gap]), family=np.array([0, 1]),
+            setup_out=np.array([2, 9]), setup_in=np.array([9, 3]),
+        )  # fmt: skip
+        expected = {("setup", (0, 1), 0, missing)} if missing else set()
+        assert facts(verify(pair)) == expected
+
+
+def test_messages_without_setups_and_of_no_neighbours() -> None:
+    """They name no setup, and no cycle where there is none."""
+    first = "before operation 0 (job 0, stage 0) ends on gpu0"
+    (late,) = verify(single([10, 5], [0, 7]))
+    assert late.message == f"operation 1 (job 0, stage 0) starts 3 us {first}"
+    (early,) = verify(single([5, 5], [5, 0]))
+    assert early.message.endswith(" but starts 10 us before that ends (starts 0 and 5)")
+    far = {v.operations: v.message for v in verify(single([9, 1, 1, 1], [0, 2, 8, 9]))}[0, 2]
+    assert far == f"operation 2 (job 0, stage 0) starts 1 us {first}"
+
+
 def test_claims() -> None:
     """Only a correct schedule can refute a lower bound; other names and no value claim nothing."""
     below = Objective("makespan", None, 9)
