@@ -214,11 +214,14 @@ def test_overlap_of_no_neighbours() -> None:
         ("overlap", (0, 2), 0, 5),
     ]
     assert len(verify(circle([9, 1, 1], [0, 2, 4], 20))) == 2
-    assert facts(verify(circle([4, 18, 1], [0, 3, 10], 20))) == {
+    found = verify(circle([4, 18, 1], [0, 3, 10], 20))
+    assert facts(found) == {
         ("overlap", (0, 1), 0, 1),
         ("overlap", (1, 2), 0, 11),
         ("overlap", (1, 0), 0, 1),
     }
+    across = {v.operations: v.message for v in found if "of the next cycle starts" in v.message}
+    assert [*across] == [(1, 0)] and across[1, 0].startswith("operation 0 ")
 
 
 def test_deadlock_without_tokens() -> None:
