@@ -38,11 +38,13 @@ EQUIVALENT = {
     ),
     "if start is None or sequences is None:": "a schedule has both or neither",
     "most = _HUGE // max(plan.period, 1)  # clipping keeps the sign and avoids overflow": "a limit",
-    'verb = "gains" if amount > 0 else "loses": amount > 0 -> amount >= 0': "it is not 0",
+    'verb = "gains" if amount > 0 else "loses" => amount > 0 -> amount >= 0': "it is not 0",
     "ends = np.flatnonzero(np.diff(resource, append=-1))  # the last place of every resource": (
         "no resource has the number"
     ),
-    "shift[ends] = period or 0: 0 -> 1": "without a period these pairs are left out",
+    "if not (s.acquire.any() or s.free.any() or s.workspace.any()): => "
+    "if not (s.acquire.any() or s.free.any() or s.workspace.any()): -> if False:": "only the time",
+    "shift[ends] = period or 0 => 0 -> 1": "without a period these pairs are left out",
 }
 """Lines whose mutants change no answer, or a line and one of its mutants, and why."""
 SECONDS = 60
@@ -85,7 +87,7 @@ def mutants() -> Iterator[Mutant]:
             what = f"{before} -> {ast.unparse(node).partition(chr(10))[0]}"
             line = getattr(node, "lineno", 0)
             text = lines[line - 1].strip()
-            if not {text, f"{text}: {what}"} & EQUIVALENT.keys():
+            if not {text, f"{text} => {what}"} & EQUIVALENT.keys():
                 yield Mutant(module, line, what, copy.deepcopy(tree))
             undo()
 
