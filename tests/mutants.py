@@ -44,6 +44,15 @@ EQUIVALENT = {
     ),
     "if not (s.acquire.any() or s.free.any() or s.workspace.any()): => "
     "if not (s.acquire.any() or s.free.any() or s.workspace.any()): -> if False:": "only the time",
+    "late = np.flatnonzero((schedule.offset > 0) & (schedule.free != schedule.acquire)) "
+    "=> (schedule.offset > 0) & (schedule.free != schedule.acquire) "
+    "-> (schedule.offset > 0) | (schedule.free != schedule.acquire)": "the others carry nothing",
+    "late = np.flatnonzero((schedule.offset > 0) & (schedule.free != schedule.acquire)) "
+    "=> schedule.offset > 0 -> schedule.offset >= 0": "the others carry nothing",
+    "exact = any(abs(level) > _SAFE for level in levels) "
+    "=> abs(level) > _SAFE -> abs(level) >= _SAFE": "a limit",
+    "return np.array(levels, dtype=object if exact else np.int64) "
+    "=> object if exact else np.int64 -> object if True else np.int64": "only the time",
     "shift[ends] = period or 0 => 0 -> 1": "without a period these pairs are left out",
 }
 """Lines whose mutants change no answer, or a line and one of its mutants, and why."""

@@ -326,6 +326,14 @@ def test_messages_without_setups_and_of_no_neighbours() -> None:
     assert far == f"operation 2 (job 0, stage 0) starts 1 us {first}"
 
 
+def test_bytes_of_an_operation_itself_are_held() -> None:
+    """The message counts what the operation acquires before it frees too much."""
+    greedy = replace(single([1, 1], [0, 1]), acquire=np.array([2, 3]), free=np.array([0, 7]))
+    (found,) = verify(greedy)
+    assert (found.kind, found.amount) == ("free", 2)
+    assert found.message.endswith("frees 7 bytes on gpu0, where only 5 are held: 2 bytes too many")
+
+
 def test_claims() -> None:
     """Only a correct schedule can refute a lower bound; other names and no value claim nothing."""
     below = Objective("makespan", None, 9)
