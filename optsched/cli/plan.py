@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from optsched.model.schedule import Schedule
     from optsched.plan import ClusterSnapshot, MovePlan
+    from optsched.plan.expected import PastJobs
+    from optsched.plan.starts import Plan
 
 
 def plan(
@@ -71,12 +73,9 @@ def plan(
     Example: optsched plan snapshot.json --clear big-job
     """
     from optsched.bandwidth import read_model
-    from optsched.cluster import read_trace
     from optsched.model.schedule import Schedule
-    from optsched.model.verify import verify
-    from optsched.plan.array_request import planned_arrays
-    from optsched.plan.arrays import explain_arrays, order_arrays
-    from optsched.plan.expected import POLICY, past_jobs
+    from optsched.plan.arrays import order_arrays
+    from optsched.plan.expected import POLICY
     from optsched.plan.starts import plan as plan_snapshot
     from optsched.solving.fan_out import Engine
 
@@ -98,14 +97,11 @@ def plan(
         limits = {"model": known, "time_limit": time_limit}
         with Bar().clock("evictions and moves"):
             plans = _moves(given, clear, 1 if best is None else best, defragment, level, limits)
-        if as_json:
-            print(json.dumps([_document(one) for one in plans]))
-        for i, one in enumerate(() if as_json else plans):
-            print(*[f"Alternative {i}:"] * bool(i), *one.explain(), sep="\n")
+        _print_moves(plans, as_json)
         wrote(output, plans[0].after().write, quiet=as_json)
         return
     before = None if previous is None else Schedule.read(previous)
-    past = None if history is None else past_jobs(read_trace(history, ignore_columns=True), given)
+    past = None if history is None else _past_jobs(history, given)
     with Bar().clock("starts, and orders of arrays"):
         found = plan_snapshot(
             given, model=known, policy=POLICY if policy is None else policy, previous=before,
@@ -114,21 +110,11 @@ def plan(
             parallel=Engine(engine, jobs),
         )  # fmt: skip
         schedule = order_arrays(found, time_limit=time_limit, previous=before)
-    if faults := verify(schedule):
-        raise InternalError(f"the plan breaks a rule: {faults[0].message}")
-    arrays = {one.name for one in planned_arrays(schedule)}
-    pairs = zip(found.verdicts, found.explain(), strict=True)
-    lines = [text for one, text in pairs if one.job.name not in arrays]
-    lines += [f"assumed: {text}" for text in found.assumed]
-    lines += [f"{len(found.starts)} of {len(found.verdicts)} start now, gap {found.gap:.1%}"]
-    lines += explain_arrays(schedule, before)
-    lines += [one.text for one in found.changes if one.job not in arrays]
-    print(json.dumps(dict(schedule.provenance)) if as_json else "\n".join(lines))
-    if train is not None:
-        _check_train(schedule, train)
-    wrote(output, schedule.write, quiet=as_json)
-    if train is not None:
-        _train(schedule, train)
+    _print_starts(found, schedule, before, as_json)
+    if train is None:
+        wrote(output, schedule.write, quiet=as_json)
+    else:
+        _train(schedule, train, output)
 
 
 def _only(given: Mapping[str, object], possible: bool, where: str) -> None:
@@ -138,21 +124,45 @@ def _only(given: Mapping[str, object], possible: bool, where: str) -> None:
             raise InputError(f"{name}: expected only {where}")
 
 
-def _check_train(schedule: Schedule, folder: Path) -> None:
-    """Refuse what cannot be trained before anything is written."""
+def _past_jobs(history: Path, given: ClusterSnapshot) -> PastJobs:
+    """Read the trace of past jobs."""
+    from optsched.cluster import read_trace
+    from optsched.plan.expected import past_jobs
+
+    return past_jobs(read_trace(history, ignore_columns=True), given)
+
+
+def _print_starts(found: Plan, schedule: Schedule, before: Schedule | None, as_json: bool) -> None:
+    """Verify a plan; print its starts, assumptions, orders of arrays and changes."""
+    from optsched.model.verify import verify
+    from optsched.plan.array_request import planned_arrays
+    from optsched.plan.arrays import explain_arrays
+
+    if faults := verify(schedule):
+        raise InternalError(f"the plan breaks a rule: {faults[0].message}")
+    if as_json:
+        print(json.dumps(dict(schedule.provenance)))
+        return
+    arrays = {one.name for one in planned_arrays(schedule)}
+    pairs = zip(found.verdicts, found.explain(), strict=True)
+    lines = [text for one, text in pairs if one.job.name not in arrays]
+    lines += [f"assumed: {text}" for text in found.assumed]
+    lines += [f"{len(found.starts)} of {len(found.verdicts)} start now, gap {found.gap:.1%}"]
+    lines += explain_arrays(schedule, before)
+    lines += [one.text for one in found.changes if one.job not in arrays]
+    print(*lines, sep="\n")
+
+
+def _train(schedule: Schedule, folder: Path, output: Path | None) -> None:
+    """Write, draw and train the job arrays of a plan, after all checks."""
     from optsched.arraypipe.commands import check_folder, need_torch
-    from optsched.arraypipe.from_plan import check_trainable
+    from optsched.arraypipe.from_plan import check_trainable, train
+    from optsched.plots import html
 
     check_trainable(schedule)
     check_folder(folder)
     need_torch()
-
-
-def _train(schedule: Schedule, folder: Path) -> None:
-    """Draw and train the job arrays of a plan."""
-    from optsched.arraypipe.from_plan import train
-    from optsched.plots import html
-
+    wrote(output, schedule.write)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.schedule.json"
     wrote(path, schedule.write)
@@ -194,6 +204,14 @@ def _moves(
         print(f"unknown: no plan for {clear} in {limits['time_limit']:g} s; give more --time")
         raise typer.Exit(1)
     return plans
+
+
+def _print_moves(plans: list[MovePlan], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps([_document(one) for one in plans]))
+        return
+    for i, one in enumerate(plans):
+        print(*[f"Alternative {i}:"] * bool(i), *one.explain(), sep="\n")
 
 
 def _document(one: MovePlan) -> dict[str, Any]:

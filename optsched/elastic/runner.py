@@ -179,17 +179,21 @@ def run(
         scheduler.now = saved.clock
         report(scheduler)  # before workers are started, which takes seconds
         stack.enter_context(_interrupts(pool))
-        complete = False
-        with suppress(KeyboardInterrupt):
-            if any(job.phase != ENDED for job in made):
-                pool.start()
-                pool.begin()
-            complete = scheduler.run()
-        if not complete:
+        if not (complete := _trained(scheduler, pool)):
             scheduler.stop(keep=folder is not None)
         with suppress(KeyboardInterrupt):
             report(scheduler)
         return _result(scheduler, complete)
+
+
+def _trained(scheduler: Scheduler, pool: Processes) -> bool:
+    """Start the workers and train all jobs; return False after an interrupt."""
+    with suppress(KeyboardInterrupt):
+        if any(job.phase != ENDED for job in scheduler.jobs):
+            pool.start()
+            pool.begin()
+        return scheduler.run()
+    return False
 
 
 @contextmanager

@@ -103,19 +103,14 @@ def solve(
         time_limit, iterations, target, default_workers() if workers is None else workers, seed,
         _known_options(engine, {} if options is None else options), stop,
     )  # fmt: skip
-    if problem.objective_name in _TIMES and limits.target is not None and limits.target < 0:
-        raise InputError(f"target: expected an integer in 0..2^53, got {limits.target}")
     searched, shift = as_makespan(problem)
-    if shift and limits.target is not None:
-        limits = replace(limits, target=limits.target + shift)
-    reserve = _FINISH * problem.n_operations
-    monitor = Monitor(limits, on_progress, started, reserve, shift)
+    limits = _with_shifted_target(problem, limits, shift)
+    monitor = Monitor(limits, on_progress, started, _FINISH * problem.n_operations, shift)
     start = None if warm_start is None else _warm_start(problem, warm_start)
     found = Result("unknown")
     _restore_interrupts()
     try:
-        reason = problem.infeasibility()
-        found = _run(engine, searched, limits, monitor, start, reason)
+        found = _run(engine, searched, limits, monitor, start, problem.infeasibility())
         monitor.poll(last=True)
     except KeyboardInterrupt:
         monitor.stop()
@@ -144,6 +139,15 @@ def _engine(solver: str | Solver, problem: Problem) -> Solver:
     others = f"; these do: {', '.join(able)}" if able else "; no installed solver does"
     reason = supported.reason or "refused"
     raise UnsupportedProblem(f"{engine.name} does not solve this problem: {reason}{others}")
+
+
+def _with_shifted_target(problem: Problem, limits: Limits, shift: int) -> Limits:
+    """Check the target and convert it to the makespan that the engine minimizes."""
+    if limits.target is None:
+        return limits
+    if problem.objective_name in _TIMES and limits.target < 0:
+        raise InputError(f"target: expected an integer in 0..2^53, got {limits.target}")
+    return replace(limits, target=limits.target + shift) if shift else limits
 
 
 def _run(
