@@ -1,4 +1,4 @@
-"""Latency of exact choices on 4x8 GPUs beside tenants: a `Dispatcher`, `solve`, the stream.
+"""Latency of exact choices on 4x8 GPUs beside tenants: a `Dispatcher`, and `solve`.
 
 python -m benchmarks.bandwidth.subset_latency [--data DIR] [--requests 2000]
 
@@ -10,7 +10,6 @@ CPU time of single calls. `fresh`: a state that no call has seen, with jobs of u
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import time
@@ -24,16 +23,13 @@ from benchmarks.bandwidth.scenarios import uniform
 from benchmarks.bandwidth.subset_surrogate import truth
 from benchmarks.machine import machine
 from optsched.bandwidth import ClusterState, Dispatcher
-from optsched.plan import ClusterSnapshot
-from optsched.service.known import Known
-from optsched.service.stream import Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def main() -> None:
-    """Print percentiles in microseconds, and requests per second of the stream."""
+    """Print percentiles in microseconds."""
     options = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -61,25 +57,6 @@ def main() -> None:
             f"{name}: optsched.solve",
             [timed(optsched.solve, problem, "counts") for problem in problems],
         )
-        state, _ = max(asked, key=lambda one: len(one[0].jobs))
-        free = state.written(state.free[:1])
-        for what, lines in (
-            ("requests", [
-                {"do": "choose", "gpus": 1 + i % len(state.free), "traffic": "heavy"}
-                for i in range(20_000)
-            ]),
-            ("takes and gives", [
-                {"do": "change", "submit": [{"name": "j", "gpus": 1}], "place": {"j": free}}
-                if i % 2 == 0 else {"do": "change", "give": ["j"]} for i in range(20_000)
-            ]),
-        ):  # fmt: skip
-            session = Session()
-            session.clusters[""] = Known(ClusterSnapshot(state), known.model)
-            begin = time.thread_time()
-            for line in lines:
-                session.answer(json.dumps(line).encode())
-            took = time.thread_time() - begin
-            print(f"{name}: stream, {what}: {len(lines) / took:.0f} lines a second")
 
 
 def fresh(fast: Dispatcher, state: ClusterState, k: int) -> float:

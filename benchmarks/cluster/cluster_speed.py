@@ -1,11 +1,10 @@
 """Jobs a second of every compiled policy.
 
-python -m benchmarks.cluster.cluster_speed [--traces DIR] [--repeat 5] [--first NAME]
+python -m benchmarks.cluster.cluster_speed [--traces DIR] [--repeat 5]
 
 Workloads: synthetic (Poisson, load .9 and 1.1) and, with traces, the 2000-job Philly slice on 64
 GPUs and all Philly jobs with at most 64 GPUs on 512. Wall and CPU seconds of `simulate`, log
-included, without reading; warm, median of the repeats. With `--first` only
-CPU seconds of the first simulation of 50 jobs, compiling included (NUMBA_CACHE_DIR=$(mktemp -d)).
+included, without reading; warm, median of the repeats.
 """
 
 from __future__ import annotations
@@ -49,14 +48,8 @@ def main() -> None:
     )
     options.add_argument("--traces", default=os.environ.get("OPTSCHED_TRACES"))
     options.add_argument("--repeat", type=int, default=5)
-    options.add_argument("--first", metavar="NAME")
     given = options.parse_args()
     print(machine("numpy", "numba"))
-    if given.first:
-        begun = time.process_time()
-        simulate(synthetic(50), given.first, Nodes(4))
-        print(f"{given.first}: {time.process_time() - begun:.1f} CPU s")
-        return
     cases = [
         ("synthetic, load .9", synthetic(100_000, 0.9, 0, gpus=512), Nodes(64)),
         ("synthetic, load 1.1", synthetic(100_000, 1.1, 0, gpus=512), Nodes(64)),

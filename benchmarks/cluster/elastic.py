@@ -1,10 +1,9 @@
 """Real elastic training: policies beside their simulation, the paper's ablation, what it all costs.
 
-python -m benchmarks.cluster.elastic workload [--policies fifo,time_to_target] [--repeats 1]
-        [--quick]
-python -m benchmarks.cluster.elastic ablation [--seeds 5] [--quick]
-python -m benchmarks.cluster.elastic rate [--seeds 5] [--quick]
-python -m benchmarks.cluster.elastic cost [--quick]
+python -m benchmarks.cluster.elastic workload [--repeats 1]
+python -m benchmarks.cluster.elastic ablation [--seeds 5]
+python -m benchmarks.cluster.elastic rate [--seeds 5]
+python -m benchmarks.cluster.elastic cost
 
 Prints markdown; intervals are 95 % (Student, over seeds). All jobs are small models on the digits
 that scikit-learn ships, two worker processes of one thread stand for two GPUs. Times are those of
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.cluster.cluster import FIFO, HOUR, NEEDED, RIGID, Bench, Mean, Row, table
+from benchmarks.cluster.cluster import Mean, table
 from benchmarks.machine import machine
 from optsched.cluster import simulate
 from optsched.cluster.policies import get
@@ -86,14 +85,14 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def jobs_of(count: int, seed: int) -> list[TrainingJob]:
-    """The workload; beliefs are off by lognormal factors."""
+def jobs_of(seed: int) -> list[TrainingJob]:
+    """The workload; estimates are off by lognormal factors."""
     factor = np.exp(SIGMA * np.random.default_rng(seed).standard_normal(len(JOBS)))
     return [
         made(f"{i:02d}-{kind}", KINDS[kind], seed=seed + i, template=kind, sizes=(1, 2),
              batch_size=BATCH, submit=GAP * i, target=target, passes=MOST,
              expected_passes=min(MOST, max(1, round(about * factor[i]))))
-        for i, (kind, target, about) in enumerate(JOBS[:count])
+        for i, (kind, target, about) in enumerate(JOBS)
     ]  # fmt: skip
 
 
@@ -108,8 +107,7 @@ def made(name: str, kind: Kind, **options: Any) -> TrainingJob:
 
 def workload(given: argparse.Namespace) -> None:
     """Every policy for real, and simulated with the times that were measured."""
-    names = given.policies.split(";") if given.policies else list(POLICIES)
-    jobs = jobs_of(6 if given.quick else len(JOBS), 0)
+    names, jobs = list(POLICIES), jobs_of(0)
     policy = {name: get(POLICIES[name][0], **POLICIES[name][1]) for name in names}
     print(f"\n{len(jobs)} jobs, {SLOTS} slots; load of the machine before {load():.1f}")
     runs: dict[str, list[LiveRun]] = {name: [] for name in names}
@@ -211,8 +209,8 @@ CELLS: dict[str, tuple[bool, dict[str, Any] | None]] = {
 
 
 def ablation(given: argparse.Namespace) -> None:
-    """Table 7 of the paper for real, and the simulator's rows with the factor measured here."""
-    seeds = range(2 if given.quick else given.seeds)
+    """Table 7 of the paper for real."""
+    seeds = range(given.seeds)
     by_seed = [{label: ablated(*cell, seed) for label, cell in CELLS.items()} for seed in seeds]
     found = {label: [one[label] for one in by_seed] for label in CELLS}
     print(f"\n### Ablation: {len(SHORT)} jobs, {SLOTS} slots, {len(seeds)} seeds")
@@ -231,7 +229,6 @@ def ablation(given: argparse.Namespace) -> None:
     table(("", "passes", "GPU time"), [
         [label, *(f"{m:.3f}" for m in means)] for label, means in factors.items()
     ])  # fmt: skip
-    simulated(Bench(5 if given.quick else 20), factors["micro only"][0].value)
 
 
 def ablated(macro: bool, micro: dict[str, Any] | None, seed: int) -> dict[str, float]:
@@ -254,22 +251,6 @@ def ablated(macro: bool, micro: dict[str, Any] | None, seed: int) -> dict[str, f
     }
 
 
-def simulated(bench: Bench, measured: float) -> None:
-    """The paper's 25 jobs in the simulator: no factor, ours, and what Table 7 would need."""
-    macro = Row("both", "entropy", {"score": "resolved"}, {"c": 0.35}, 0.3)
-    rigid = FIFO._replace(label="micro only", workload=RIGID | {"c": 0.35})
-    keys = ("JCT", "queue", "service", "makespan")
-    lines = []
-    for factor in (1.0, measured, NEEDED):
-        for row in (rigid, macro):
-            one = row._replace(workload=row.workload | {"micro_factor": factor})
-            means = [bench.mean(one, key, 25, 4) for key in keys]
-            hours = (f"{Mean(m.value / HOUR, m.half / HOUR):.2f}" for m in means)
-            lines.append([row.label, f"{factor:.3f}", *hours])
-    print("\n### Simulated: the paper's 25 jobs, 4 GPUs, hours")
-    table(("", "micro factor", *keys), lines)
-
-
 RULES: dict[str, dict[str, Any]] = {
     "constant": {"gamma": 0.0},
     "gamma .5 (ours)": {"gamma": 0.5},
@@ -280,7 +261,7 @@ RATES = (1e-4, 1e-3, 5e-3)
 
 def rate(given: argparse.Namespace) -> None:
     """Accuracy after so many passes, and passes to a target, by rule and initial rate."""
-    seeds, passes = (2, 6) if given.quick else (given.seeds, 12)
+    seeds, passes = given.seeds, 12
     kinds = {"mlp": (Call("mlp", {"dropout": 0.3}), 0.92), "cnn": (Call("cnn"), 0.95)}
     jobs = {
         (kind, eta, rule, seed): made(
@@ -311,13 +292,13 @@ def rate(given: argparse.Namespace) -> None:
            f"passes to target ({passes + 1}: never)", "last factor"), lines)  # fmt: skip
 
 
-def cost(given: argparse.Namespace) -> None:
+def cost(_: argparse.Namespace) -> None:
     """The meter beside a training step, and a decision of the micro level."""
     import torch
     from torch import nn
 
     torch.set_num_threads(1)
-    steps = 60 if given.quick else 400
+    steps = 400
     wide = nn.Sequential(
         nn.Conv2d(3, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -382,10 +363,8 @@ def main() -> None:
         "workload": workload, "ablation": ablation, "rate": rate, "cost": cost,
     }  # fmt: skip
     options.add_argument("part", choices=parts)
-    options.add_argument("--policies", help=f"of: {'; '.join(POLICIES)} (separated by ;)")
     options.add_argument("--repeats", type=int, default=1, help="runs of every policy")
     options.add_argument("--seeds", type=int, default=5)
-    options.add_argument("--quick", action="store_true")
     given = options.parse_args()
     print(machine("torch", "numpy", "scikit-learn"))
     parts[given.part](given)

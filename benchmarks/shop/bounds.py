@@ -2,15 +2,12 @@
 
     python -m benchmarks.shop.bounds gaps [--time 5] [--seeds 2]
     python -m benchmarks.shop.bounds trees [--seeds 8] [--nodes 50000]
-    python -m benchmarks.shop.bounds roots [--seeds 60] [--nodes 20000]
 
 `gaps`: per family of instances (with their number) and bound the mean and the worst of
 1 - bound / best known value. Best known: the published optimum of job shops;
 else what `auto` finds in `--time` seconds. `trees`: random job shops, durations 1 to
 99; nodes, proofs and seconds of `giffler_thompson` with exact and with preemptive one-machine
 bounds, and of `branch_and_bound` and `cpsat`; and how far Algorithm 1 as printed ends above.
-`roots`: where the exact one-machine bound exceeds the preemptive one, among published and random
-job shops; where it also exceeds what propagation proves, nodes of `branch_and_bound` with either.
 """
 
 from __future__ import annotations
@@ -180,43 +177,12 @@ def trees(seeds: int, nodes: int) -> None:
         )
 
 
-def roots(seeds: int, nodes: int) -> None:
-    """Print one line a shop where the exact bound is the best at the root, and the counts."""
-    shops = [(name, published.instance(name)) for name in published.bounds()]
-    for jobs, machines in ((6, 6), (8, 5), (10, 5), (15, 5), (10, 10)):
-        shops += [
-            (f"{jobs}x{machines}-{seed}", random_shop(jobs, machines, seed))
-            for seed in range(seeds)
-        ]
-    above = 0
-    for name, shop in shops:
-        graph = shop.graph()
-        weak, strong = max(makespan_bounds(graph).values()), one_machine.one_machine_bound(graph)
-        if strong <= weak:
-            continue
-        above += 1
-        best = optsched.solve(shop, "dispatch").objective
-        climb = Climb(DisjunctiveTree(graph), lower=weak, upper=best or strong)
-        climb.work(0)
-        if climb.lower < strong:
-            counts = []
-            for lower in (weak, strong):
-                monitor = Monitor(limits := Limits(iterations=nodes))
-                monitor.bound(lower)
-                solver("branch_and_bound").solve(shop, limits, monitor)
-                counts.append(f"{monitor.iteration} nodes{' proved' * monitor.proved}")
-            print(
-                f"{name}: {weak}, exact {strong}, propagation {climb.lower}; {counts}", flush=True
-            )
-    print(f"exact above preemptive in {above} of {len(shops)} job shops")
-
-
 def main() -> None:
     """Parse the command line and print one table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=["gaps", "trees", "roots"])
+    parser.add_argument("command", choices=["gaps", "trees"])
     parser.add_argument("--time", type=float, default=5.0, help="seconds a solve (gaps)")
     parser.add_argument("--nodes", type=int, default=50_000, help="of a tree")
     parser.add_argument("--seeds", type=int, default=2, help="how many from 0")
@@ -224,10 +190,8 @@ def main() -> None:
     print(machine("numba", "ortools"))
     if given.command == "gaps":
         gaps(given.time, given.seeds)
-    elif given.command == "trees":
-        trees(given.seeds, given.nodes)
     else:
-        roots(given.seeds, given.nodes)
+        trees(given.seeds, given.nodes)
 
 
 if __name__ == "__main__":
