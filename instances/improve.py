@@ -28,7 +28,7 @@ from optsched.formats.read_problem import read_problem
 from optsched.io.csv_rows import csv_text
 from optsched.io.files import write_atomic
 from optsched.model.schedule import Csr
-from optsched.solving.solution import Orders, PeriodicOrders
+from optsched.solving.result import Orders, PeriodicOrders
 from optsched.version import __version__
 
 if TYPE_CHECKING:

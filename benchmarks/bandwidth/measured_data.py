@@ -48,18 +48,7 @@ class MeasuredData:
     folder: Path
 
     def h100(self, payload: int = LARGE) -> Cluster:
-        """The four hosts of eight H100, each with its own bandwidths within.
-
-        Parameters
-        ----------
-        payload
-            Bytes that the bandwidths within the hosts were measured with: 16 MiB or 2 GiB.
-
-        Raises
-        ------
-        InputError
-            Another payload; a file that is missing or not as described.
-        """
+        """The four hosts of eight H100; bandwidths within hosts measured with 16 MiB or 2 GiB."""
         found: dict[str, dict[str, str]] = {}
         for row in self._intra_rows:
             if row["payload_bytes"] == str(payload):
@@ -100,20 +89,9 @@ class MeasuredData:
     def table(self, payload: int = LARGE, *, mixed: bool = False) -> MeasurementTable:
         """Runs on the H100 hosts, of one host and across, in the order of the source.
 
-        It holds all 493 patterns of 1 to 4 hosts with up to 8 GPUs; at 2 GiB ``1+1`` was measured
-        twice. Which of the hosts a run used the source does not say.
-
-        Parameters
-        ----------
-        payload
-            16 MiB or 2 GiB.
-        mixed
-            Say that it is used beside bandwidths of another payload; see `het_4mix`.
-
-        Raises
-        ------
-        InputError
-            Another payload; a file that is missing or not as described.
+        All 493 patterns of 1 to 4 hosts with up to 8 GPUs; at 2 GiB ``1+1`` was measured twice. The
+        source does not name the hosts of a run. `mixed`: the table is used beside bandwidths of
+        another payload; see `het_4mix`.
         """
         rows = [row for row in self._cross_rows if row["payload_bytes"] == str(payload)]
         path = self.folder / _CROSS
@@ -150,18 +128,7 @@ class MeasuredData:
 
 
 def load_measured(path: str | os.PathLike[str] | None = None) -> MeasuredData:
-    """The published measurements in a folder; see `MeasuredData`.
-
-    Parameters
-    ----------
-    path
-        The folder; by default the environment variable ``OPTSCHED_BANDPILOT_DATA``.
-
-    Raises
-    ------
-    InputError
-        No folder is given, or it is not one of that layout.
-    """
+    """The published measurements in a folder, by default ``OPTSCHED_BANDPILOT_DATA``."""
     given = path if path is not None else os.environ.get(VARIABLE)
     if not given:
         raise InputError(f"path: give the folder of the measurements, or set {VARIABLE}")

@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 def gbe(value: float, best: float) -> float:
     """GPU bandwidth efficiency: what a choice reaches of the exact optimum, 0..1.
 
-    Where nothing at all can be reached, as by a single GPU, every choice is perfect: 1.
-
-    Raises
-    ------
-    InputError
-        A negative bandwidth, or one above the optimum: then that was none.
+    1 where nothing can be reached, as by a single GPU. `InputError` above the optimum: then that
+    was none.
     """
     if value < 0 or best < 0:
         raise InputError(f"gbe: expected bandwidths >= 0, got {value} and {best}")

@@ -21,22 +21,7 @@ TEST: Final = 5
 
 
 def training_samples(cluster: Cluster, n: int, seed: int = 0) -> Selection:
-    """Half balanced splits over two to four hosts, half uniform subsets, all across hosts.
-
-    Parameters
-    ----------
-    cluster
-        At least two hosts.
-    n
-        Number of samples.
-    seed
-        Same seed, same samples.
-
-    Returns
-    -------
-    Selection
-        Shape (n, GPUs).
-    """
+    """Half balanced splits over two to four hosts, half uniform subsets, all across hosts."""
     rng = _generator(cluster, n, seed, 0)
     total = cluster.n_gpus
     low, high = max(2, round(SMALLEST * total)), max(2, round(LARGEST * total))

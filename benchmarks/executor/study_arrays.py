@@ -35,22 +35,10 @@ class Found(NamedTuple):
 
 
 def solved(case: Case, search: Search, objectives: Collection[str]) -> dict[str, Run | None]:
-    """The array of all jobs in one order, with the micro-batches that do best.
+    """The array of all jobs in one order, with the micro-batches that do best, by objective.
 
     Every job is one micro-batch first. If that is not near its bound, 2 and 4 are tried. Rolling is
     searched from nothing (jobs of one micro-batch only), and from the barrier's schedule, repeated.
-
-    Parameters
-    ----------
-    case, search
-        What is solved; every search gets the whole limit.
-    objectives
-        ``"makespan"``, and perhaps ``"period"``.
-
-    Returns
-    -------
-    dict
-        By objective; None if no schedule was found.
     """
     best: dict[str, Run | None] = dict.fromkeys(objectives)
     for m in (1,) if case.assumption == "one block" else MICRO_BATCHES:

@@ -75,12 +75,7 @@ def run_of(array: JobArray, schedule: Schedule, how: str = "", bound: int = 0) -
 def one_after_another(case: Case, name: str, objective: str = "makespan") -> Run | None:
     """All jobs in turn, each by its best way to run a pipeline; None if one does not fit.
 
-    Parameters
-    ----------
-    case, name
-        What runs, and one of `SINGLE`.
-    objective
-        ``"period"`` lets an iteration begin while the one before it ends.
+    Objective ``"period"`` lets an iteration begin while the one before it ends.
     """
     found = []
     for size, count in sorted(Counter(case.batch_sizes(0)).items()):

@@ -11,14 +11,8 @@ from protocol import Clock, Trace
 class Watched:
     """Replaces `CpSolver.solve`: the search is CP-SAT's own, only looked at.
 
-    After the call `bound` and `status` hold what CP-SAT proved, which not every peer returns.
-
-    Parameters
-    ----------
-    clock, seconds
-        The budget, from the start of the process.
-    parameters
-        Set on every solver before it searches.
+    After the call `bound` and `status` hold what CP-SAT proved, which not every peer returns. The
+    budget runs from the start of the process; `parameters` are set on every solver.
     """
 
     def __init__(self, clock: Clock, seconds: float, parameters: dict[str, Any]) -> None:

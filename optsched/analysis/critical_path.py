@@ -24,20 +24,11 @@ def critical_path(schedule: Schedule) -> list[int]:
     a resource of which the second starts exactly at the end of the first plus the setup (Pinedo,
     Scheduling, 7.1). Starts need not be semi-active, nor feasible.
 
-    Returns
-    -------
-    list[int]
-        Operation ids; the last one decides the objective. The first starts at time 0 if such a
-        chain exists, else at its release, else after a gap that the document does not explain
-        (measured histories have them). Of a periodic schedule: the operations of one cycle of
-        tight links. If there is none, the period is longer than its orders need: the cycle that
-        limits a shorter period (`optsched.kernels.cycle_ratio.cycle_time`), or ``[]`` where the
-        orders allow no period.
-
-    Raises
-    ------
-    InputError
-        The graph is not scheduled.
+    The first operation starts at time 0 if such a chain exists, else at its release, else after a
+    gap that the document does not explain (measured histories have them). Of a periodic schedule:
+    one cycle of tight links. If there is none, the period is longer than its orders need: the cycle
+    that limits a shorter period (`optsched.kernels.cycle_ratio.cycle_time`), or ``[]`` where the
+    orders allow no period.
     """
     if schedule.start is None:
         raise InputError("this graph is not scheduled: it has no critical path")

@@ -20,26 +20,12 @@ def unroll(schedule: Schedule, cycles: int) -> Schedule:
 
     Operation i is in every cycle c >= offset[i], at ``start[i] + c * period``, where it runs
     iteration ``(c - offset[i]) * n + iteration[i]`` of its job (n copies a cycle). Iterations
-    before the first, and arcs from them, are left out: this is the prologue.
+    before the first, and arcs from them, are left out: this is the prologue. Operations are
+    numbered cycle by cycle.
 
-    Parameters
-    ----------
-    schedule
-        Periodic, with sequences and starts; it may break rules.
-    cycles
-        How many, >= 1.
-
-    Returns
-    -------
-    Schedule
-        Without period; operations are numbered cycle by cycle. With correct offsets and setups
-        that satisfy the triangle inequality it is correct if the periodic one is, and, from
-        ``max(offset) + max(2, max(distance) + 1)`` cycles on, only if.
-
-    Raises
-    ------
-    InputError
-        No period, no starts, or cycles below 1 or so many that times exceed 2^53.
+    With correct offsets and setups that satisfy the triangle inequality the result is correct if
+    the periodic schedule is, and, from ``max(offset) + max(2, max(distance) + 1)`` cycles on, only
+    if. `InputError`: no period, no starts, or cycles below 1 or so many that times exceed 2^53.
     """
     s = schedule
     if s.period is None or s.start is None or s.sequences is None:

@@ -271,7 +271,7 @@ def _solve(
     answer: list[Any], stop: threading.Event, problem: Any, start: Schedule, time_limit: float
 ) -> None:
     try:
-        from optsched.solving.solution import PeriodicOrders
+        from optsched.solving.result import PeriodicOrders
         from optsched.solving.solve import solve
 
         if not getattr(problem, "chooses", False):  # its arcs may be listed in another order

@@ -106,17 +106,8 @@ def published_bounds(instances: Iterable[tuple[str, str]]) -> dict[str, Known]:
 def read_bounds(path: str | os.PathLike[str]) -> dict[str, Known]:
     """Read known bounds by instance name from a CSV.
 
-    Parameters
-    ----------
-    path
-        The columns are ``name``, ``bound`` and ``value``, or ``instance``, ``lb`` and ``ub``.
-        ``family`` groups the instances; other columns, and rows without both bounds, are ignored.
-
-    Raises
-    ------
-    InputError
-        With ``file:line``: a column is missing, a bound is no integer, a bound is above the value,
-        or an instance comes twice.
+    The columns are ``name``, ``bound`` and ``value``, or ``instance``, ``lb`` and ``ub``.
+    ``family`` groups the instances; other columns, and rows without both bounds, are ignored.
     """
     found: dict[str, Known] = {}
     text = read_text(path)

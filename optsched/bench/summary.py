@@ -82,14 +82,9 @@ class Summary(NamedTuple):
 
 
 def summarise(rows: Sequence[Row], known: Mapping[str, Known] | None = None) -> Summary:
-    """Compare all rows of a results file.
+    """Compare all rows of a results file; the last row of an experiment replaces earlier ones.
 
-    Parameters
-    ----------
-    rows
-        The last row of an experiment replaces earlier ones.
-    known
-        Published bounds; by default the best of all rows.
+    `known` are published bounds; by default the best of all rows.
     """
     rows = list({row.key: row for row in rows}.values())
     label = labels(rows)
@@ -251,20 +246,11 @@ def _short(value: Any) -> str:
 
 
 def primal_integral(found: list[tuple[float, int]], best_known: int, horizon: float) -> float:
-    """Mean primal gap over time: 0 (the best at once) to 1 (nothing found).
+    """Mean primal gap over time until the horizon: 0 (the best at once) to 1 (nothing found).
 
     The integral of gamma(t) dt / T (Berthold, Measuring the impact of primal heuristics, OR
     Letters 41, 2013): gamma is 1 before the first schedule, then the gap of the best value so far,
     ``(z - z*) / max(|z|, |z*|)``, and 0 if that beats z*.
-
-    Parameters
-    ----------
-    found
-        Incumbents ``(seconds, value)`` in order.
-    best_known
-        The reference z*.
-    horizon
-        T in seconds; the last schedule counts until then.
     """
     area, since, gap = 0.0, 0.0, 1.0
     for at, value in found:

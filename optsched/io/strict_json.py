@@ -181,14 +181,7 @@ def nested(document: bytes) -> bytes:
 def check_format(tree: Any, known: str | Sequence[str], name: str) -> str:
     """Refuse a document that is not of a known ``family/version``; return which it is.
 
-    Parameters
-    ----------
-    tree
-        The parsed document.
-    known
-        Versions of one family that are read, the newest last.
-    name
-        File name for messages.
+    `known` are versions of one family, the newest last.
     """
     if not isinstance(tree, dict):
         raise InputError(f"{name}: expected a JSON object, got {format_json(tree)}")

@@ -119,16 +119,7 @@ def number(
 ) -> float:
     """Check a number in ``least..most`` and return it as a float; no boolean, text or NaN.
 
-    Parameters
-    ----------
-    place
-        Field in the message.
-    above
-        Exclude `least` itself.
-    infinite
-        Allow infinity.
-    what
-        Unit in the message, such as ``seconds``.
+    `above` excludes `least` itself; `what` is the unit in the message, such as ``seconds``.
     """
     value = as_python(value)
     try:

@@ -31,16 +31,10 @@ _workers: list[subprocess.Popen[bytes]] = []  # not joined; polled once at exit 
 def compile_all(
     requested: Sequence[Entry], processes: int, watch: Callable[[int], object] = lambda ready: None
 ) -> None:
-    """Have entries in this process, loaded or compiled; returns when all are there.
+    """Load or compile entries in this process; return when all are there.
 
-    Parameters
-    ----------
-    requested
-        In the order in which they are needed.
-    processes
-        How many work side by side on what is not on disk.
-    watch
-        Called again and again with the number of entries that are there.
+    `requested` is in the order in which they are needed; `processes` work side by side on what is
+    not on disk; `watch` is called again and again with the number of entries that are there.
     """
     missing = [one for one in requested if not one.ready]
     workers = [_worker(missing) for _ in range(min(processes, len(missing))) if folder()]

@@ -102,13 +102,8 @@ for _name, _known in _SIGNATURES.items():
 def entry(*signature: Any, counted: bool = True) -> Callable[[F], F]:
     """A function that Python calls, compiled for one signature (result first) at its first call.
 
-    Parameters
-    ----------
-    signature
-        Type of the result and types of the arguments.
-    counted
-        False leaves out all reference counting (a third of the time of kernels with many inlined
-        callees); such a kernel makes no arrays, and indexes no slices.
+    ``counted=False`` leaves out all reference counting (a third of the time of kernels with many
+    inlined callees); such a kernel makes no arrays, and indexes no slices.
     """
     return _maker(Entry, signature, counted, no_cfunc_wrapper=True)
 

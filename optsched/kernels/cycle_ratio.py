@@ -72,24 +72,11 @@ def cycle_time(
     sequences: Csr | Sequence[Sequence[int]] | None = None,
     offsets: IntArray | None = None,
 ) -> CycleTime:
-    """The least period of a periodic graph under the given orders.
+    """The least period of a periodic graph under the given orders; its own period does not count.
 
-    Parameters
-    ----------
-    graph
-        Its own period does not count here; its arcs may have distances.
-    sequences
-        One order of operations per resource, each repeated for ever; without it only the arcs
-        count, so that the period is a lower bound for every order.
-    offsets
-        As `Schedule.offset`, shape (n_operations,); default 0.
-
-    Raises
-    ------
-    CyclicOrder
-        A cycle without tokens: a deadlock.
-    InputError
-        A sequence is not a permutation of the users of its resource, or offsets are wrong.
+    Without `sequences` only the arcs count, so that the period is a lower bound for every order.
+    Offsets are as in `Schedule.offset`, by default 0. `CyclicOrder`: a cycle without tokens, a
+    deadlock.
     """
     if sequences is not None:
         sequences = sequences if isinstance(sequences, Csr) else Csr.of(sequences)

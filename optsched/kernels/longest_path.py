@@ -24,21 +24,9 @@ class LongestPath(NamedTuple):
 
 
 def evaluate(graph: Schedule, sequences: Csr) -> LongestPath:
-    """Longest paths of a graph under the given machine orders.
+    """Longest paths of a one-shot graph under the given machine orders; raises as the original.
 
-    Parameters
-    ----------
-    graph
-        One-shot disjunctive graph; gangs, lags, setups and releases count.
-    sequences
-        One order of operations per resource.
-
-    Raises
-    ------
-    CyclicOrder
-        The orders contradict the arcs; ``.cycle`` lists the operations on one cycle.
-    InputError
-        A sequence is not a permutation of the users of its resource, or the graph is periodic.
+    Gangs, lags, setups and releases count.
     """
     if graph.period is not None:
         raise InputError("a periodic schedule has no single longest path; unroll it first")

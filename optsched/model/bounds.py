@@ -23,13 +23,10 @@ def makespan_bound(graph: Schedule) -> int:
 def makespan_bounds(graph: Schedule) -> dict[str, int]:
     """Lower bounds of the makespan of a graph, by name.
 
-    Returns
-    -------
-    dict
-        ``chain``: longest path of the arcs. ``load``: per resource least head + load (with
-        unavoidable setups) + least tail. ``one_machine``: Jackson's preemptive schedule per
-        resource, durations lengthened by unavoidable setups. ``energy``: memory x time of what
-        fits together (`optsched.model.memory_bounds`).
+    ``chain``: longest path of the arcs. ``load``: per resource least head + load (with unavoidable
+    setups) + least tail. ``one_machine``: Jackson's preemptive schedule per resource, durations
+    lengthened by unavoidable setups. ``energy``: memory x time of what fits together
+    (`optsched.model.memory_bounds`).
     """
     paths = evaluate(graph)
     loss = setup_loss(graph)
@@ -79,21 +76,9 @@ def jackson_preemptive(
 ) -> int:
     """Makespan of Jackson's preemptive schedule: a lower bound of 1 | r_j, q_j | Cmax.
 
-    Parameters
-    ----------
-    head
-        Release dates r.
-    duration
-        Processing times p.
-    tail
-        Durations plus delivery times, from the start of each operation, as `Evaluation.tail`;
-        delivery times may be negative.
-
-    Returns
-    -------
-    int
-        ``max(C_j + delivery time)`` where the released job with the longest delivery time runs at
-        any time (Carlier 1982: optimal with preemption); 0 without jobs.
+    The released job with the longest delivery time runs at any time (Carlier 1982: optimal with
+    preemption). `tail`: durations plus delivery times, as `Evaluation.tail`; delivery times may be
+    negative.
     """
     jobs = sorted(zip(_ints(head), _ints(duration), _ints(tail), strict=True))
     ready: list[list[int]] = []  # [-delivery time, remaining]
@@ -122,12 +107,8 @@ def setup_loss(graph: Schedule) -> list[IntArray]:
 
     The next operation after i is either of another family, which costs at least the cheapest
     setup, or an operation k of the same family, which cannot start before the arcs from i to k
-    allow. The loss is the smaller of the two, so it may be far below the setup time.
-
-    Returns
-    -------
-    list of IntArray
-        Per resource, one value for each of its users in the order of `Schedule.users`.
+    allow. The loss is the smaller of the two, so it may be far below the setup time. Per resource,
+    in the order of `Schedule.users`.
     """
     if not graph.has_setups:
         return [np.zeros(len(graph.users[r]), np.int64) for r in range(graph.n_resources)]

@@ -14,17 +14,7 @@ def disjoint_cycles(tail: IntArray, head: IntArray) -> list[list[int]]:
     """A maximal set of cycles without a common vertex; empty exactly if the graph has no cycle.
 
     Depth-first search (Tarjan 1972) that removes the vertices of every cycle it closes: linear in
-    the number of edges.
-
-    Parameters
-    ----------
-    tail, head
-        The edges, shape (n_edges,).
-
-    Returns
-    -------
-    list of list of int
-        Edge numbers of every cycle, in order.
+    the number of edges. Returns the edge numbers of every cycle, in order.
     """
     leaving: dict[int, list[int]] = {}
     for e, i in enumerate(tail.tolist()):

@@ -34,22 +34,11 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(graph: Schedule, sequences: Csr | None = None) -> Evaluation:
-    """Heads, tails and makespan of a graph under the given machine orders.
+    """Heads, tails and makespan of a one-shot graph under the given machine orders.
 
-    Parameters
-    ----------
-    graph
-        The disjunctive graph (one-shot: without period).
-    sequences
-        One order of operations per resource; without it only the conjunctive arcs count, so that
-        heads and tails are lower bounds for every schedule.
-
-    Raises
-    ------
-    CyclicOrder
-        The orders contradict the arcs; ``.cycle`` lists the operations on one cycle.
-    InputError
-        A sequence is not a permutation of the users of its resource, or the graph is periodic.
+    Without `sequences` only the conjunctive arcs count, so that heads and tails are lower bounds
+    for every schedule. `CyclicOrder`: the orders contradict the arcs; ``.cycle`` lists the
+    operations on one cycle.
     """
     if graph.period is not None:
         raise InputError("a periodic schedule has no single longest path; unroll it first")

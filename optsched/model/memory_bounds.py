@@ -83,16 +83,7 @@ def frees_in_order(
     """Whether all bytes freed on r are freed by a successor of the operation that acquired them.
 
     Otherwise another order of operations may free bytes sooner than their `Holding`, so that
-    residences are no lower bounds.
-
-    Parameters
-    ----------
-    graph, r
-        The resource.
-    held
-        `holdings` of the graph.
-    reach
-        Cache of `paths_from` by operation; grows.
+    residences are no lower bounds. `reach` caches `paths_from` by operation; it grows.
     """
     freed = [h for h in held if h.resource == r and h.last >= 0]
     if sum(h.size for h in freed) != int(graph.free[graph.users[r]].sum()):

@@ -35,14 +35,11 @@ class _Load(NamedTuple):
 def completion_bounds(graph: Schedule) -> dict[str, int]:
     """Lower bounds of the sum of w_j C_j of a graph, by name.
 
-    Returns
-    -------
-    dict
-        ``chain``: every job ends as early as its arcs allow. ``one_machine``: on one machine each
-        job is one operation with the least head of its operations there and all their durations,
-        followed by the least tail; with preemption the sum is bounded by mean busy times (Goemans
-        et al. 2002), and with equal weights solved by the shortest remaining time. Other jobs end
-        as early as their arcs allow. The best machine counts.
+    ``chain``: every job ends as early as its arcs allow. ``one_machine``: on one machine each job
+    is one operation with the least head of its operations there and all their durations, followed
+    by the least tail; with preemption the sum is bounded by mean busy times (Goemans et al. 2002),
+    and with equal weights solved by the shortest remaining time. Other jobs end as early as their
+    arcs allow. The best machine counts.
     """
     paths = evaluate(graph)
     weight = per_job(graph)

@@ -216,10 +216,6 @@ def level_at_cycle_start(schedule: Schedule) -> npt.NDArray[Any]:
     An operation with offset k has run k times less often than one with offset 0, hence
     ``sum(offset * (free - acquire))``. All 0 in a one-shot schedule. Python integers where int64
     could overflow.
-
-    Returns
-    -------
-    array, shape (n_resources,)
     """
     levels = [0] * schedule.n_resources
     resources = schedule.op_resources

@@ -126,17 +126,10 @@ def _zero_bubble(job: JobArray, name: str, times: int) -> Schedule:
 
 
 def steps_ahead(ahead: Sequence[int], n: int, split: bool = False) -> list[list[Step]]:
-    """One forward, one backward in turn, after so many forward blocks ahead.
+    """One forward, one backward in turn, after so many forward blocks ahead, of every stage.
 
-    Parameters
-    ----------
-    ahead
-        Of every stage.
-    n
-        Micro-batches.
-    split
-        Backward is I alone, and W follows as many micro-batches later as the stage runs fewer
-        blocks ahead than the first one.
+    With `split` backward is I alone, and W follows as many micro-batches later as the stage runs
+    fewer blocks ahead than the first one.
     """
     rows = []
     for v, first in enumerate(ahead):

@@ -1,4 +1,4 @@
-"""Outcome of a solve."""
+"""Outcome of a solve, and solutions of graphs; orders of one iteration alone are a `Csr`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,30 @@ from optsched.solving.progress import relative_gap
 if TYPE_CHECKING:
     import pandas
 
-    from optsched.model.schedule import Schedule
+    from optsched.model.schedule import Csr, IntArray, Schedule
     from optsched.solving.progress import Progress
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Orders:
+    """Orders of one iteration, where the solver also chose which jobs recompute."""
+
+    sequences: Csr
+    """One order of operations per resource."""
+    recompute: tuple[bool, ...] | None = None
+    """Which jobs recompute; None where that was not to be chosen."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PeriodicOrders:
+    """Orders of a cycle, each repeated for ever."""
+
+    sequences: Csr
+    """One order of operations per resource."""
+    offset: IntArray
+    """Cycles by which the iteration of every operation is late, shape (n_operations,)."""
+    recompute: tuple[bool, ...] | None = None
+    """Which jobs recompute; None where that was not to be chosen."""
 
 
 @dataclass(frozen=True)

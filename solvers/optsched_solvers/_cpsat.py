@@ -84,27 +84,17 @@ def solve_cp(
 
     Parameters
     ----------
-    model
-        A `CpModel`.
     limits
         ``iterations`` are 10^-6 of CP-SAT's deterministic seconds, in one thread, which repeats
         exactly; ``options["parameters"]`` replace all other parameters.
-    monitor
-        Its `should_stop` ends the search.
     on_solution
         Called with a function that gives the values of variables.
     on_bound
-        Called with proved bounds of the objective, which rise; default: report them to the
-        monitor.
+        Called with proved bounds of the objective, which rise; default: report them.
     searches
         Run side by side; the first that has the answer ends all.
     reserve
         Seconds before the end of the time limit at which to stop.
-
-    Raises
-    ------
-    InputError
-        CP-SAT refuses the model or a parameter.
     """
     report = on_bound or (lambda bound: monitor.bound(bound, "cpsat"))
     runs = [_Run(model, limits, monitor.remaining - reserve, search) for search in searches]

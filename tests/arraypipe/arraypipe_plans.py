@@ -12,7 +12,7 @@ from optsched.analysis.rolling import rolling
 from optsched.arraypipe.plan.plan import routes, topological
 from optsched.arraypipe.plan.segments import Segment, Walk
 from optsched.model.schedule import Csr
-from optsched.solving.solution import PeriodicOrders
+from optsched.solving.result import PeriodicOrders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from optsched import Csr, CyclicOrder, InputError, JobArray, Resource, Schedule,
 from optsched.arraypipe import compile_plan, random_schedule
 from optsched.arraypipe.memory.budget import budget
 from optsched.arraypipe.plan.plan import topological, without
-from optsched.solving.solution import PeriodicOrders
+from optsched.solving.result import PeriodicOrders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

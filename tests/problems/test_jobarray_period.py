@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from optsched import InputError, JobArray, verify
 from optsched.analysis.rolling import rolling
 from optsched.model.graph import scheduled
-from optsched.solving.solution import PeriodicOrders
+from optsched.solving.result import PeriodicOrders
 from optsched.testing.brute_force import best_makespan, best_period
 from optsched.testing.random_problems import random_rolling
 

@@ -162,14 +162,8 @@ def window_bound(once: Schedule, blocks: IntArray) -> int:
     From the first forward block of an iteration to that of the next lies all work of the stage,
     and the window from its last gradient block on. Within the window only weight gradients and
     updates run: those of the last k micro-batches, where k - 1 of them fit the memory beside what
-    the last gradient block needs.
-
-    Parameters
-    ----------
-    once
-        Graph of one iteration; each job's micro-batches in fixed order.
-    blocks
-        The operations of the job.
+    the last gradient block needs. `once` is the graph of one iteration, each job's micro-batches in
+    fixed order; `blocks` are the operations of the job.
     """
     stages = [_Stage(once, blocks[once.stage[blocks] == v]) for v in np.unique(once.stage[blocks])]
     paths = [paths_from(once, stage.first) for stage in stages]

@@ -18,7 +18,7 @@ from optsched.problems.jobarray.checks import recompute_of
 from optsched.problems.jobarray.fields import JobArrayFields, fields_of
 from optsched.problems.jobarray.graph import build, overflow_alone
 from optsched.problems.jobarray.recompute import choice_of, settled, tradeoff, with_choice
-from optsched.solving.solution import PeriodicOrders
+from optsched.solving.result import PeriodicOrders
 
 if TYPE_CHECKING:
     import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from optsched.model.schedule import Schedule
-    from optsched.solving.solution import Orders
+    from optsched.solving.result import Orders
 
 
 class JobArray(JobArrayFields, Problem):

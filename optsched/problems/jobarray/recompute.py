@@ -13,7 +13,7 @@ from optsched.model.graph import evaluate
 from optsched.model.memory_bounds import residences
 from optsched.problems.jobarray.bounds import device_loads
 from optsched.problems.jobarray.graph import build, overflows
-from optsched.solving.solution import Orders, PeriodicOrders
+from optsched.solving.result import Orders, PeriodicOrders
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,11 +97,7 @@ class Tradeoff:
 
         For any weights of the rows, the least weighted sum over all choices is a lower bound of the
         largest row. Large rows gain weight (multiplicative weights; Arora, Hazan & Kale 2012).
-
-        Parameters
-        ----------
-        packing
-            Factor of all energies for memory that is not filled; a bound only if 1.
+        `packing` is a factor of all energies for memory that is not filled; a bound only if 1.
         """
         scale = np.where(self.energy, packing, 1.0)
         base, kept, again = self.base, self.kept * scale, self.again * scale

@@ -25,12 +25,7 @@ class Node(NamedTuple):
 class Quotas:
     """GPUs of every job, by node (or by type, without nodes): what solvers find.
 
-    Parameters
-    ----------
-    ptr
-        Job j has the rows ``ptr[j]`` to ``ptr[j + 1] - 1``; shape (jobs + 1,).
-    node, count
-        Nodes, ascending within a job, and GPUs there, at least 1.
+    Job j has the rows ``ptr[j]`` to ``ptr[j + 1] - 1``: nodes, ascending, and GPUs there (>= 1).
     """
 
     ptr: IntArray

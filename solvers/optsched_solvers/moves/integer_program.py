@@ -41,20 +41,8 @@ def minimize(
 ) -> tuple[list[int] | None, float]:
     """Minimize ``cost x`` over integers ``0 <= x <= upper`` that satisfy all rows.
 
-    Parameters
-    ----------
-    upper, cost
-        One integer a variable.
-    rows
-        The constraints.
-    seconds
-        Time limit.
-
-    Returns
-    -------
-    tuple
-        The best values found, or None; and a lower bound of the cost, infinite if it is proved
-        that no values satisfy the rows. Values are rounded and checked in integers.
+    Returns the best values found, or None; and a lower bound of the cost, infinite if it is proved
+    that no values satisfy the rows. Values are rounded and checked in integers.
     """
     from ortools.math_opt import model_pb2
     from ortools.math_opt.python import mathopt

@@ -36,15 +36,7 @@ class Shape(NamedTuple):
 
 
 class MoveModel:
-    """Rows and costs of a model in which some jobs may change and all others stay.
-
-    Parameters
-    ----------
-    counts
-        The cluster.
-    evict, move
-        Running jobs that may be evicted, or moved.
-    """
+    """Rows and costs of a model in which some running jobs may be evicted or moved; others stay."""
 
     def __init__(self, counts: Counts, evict: Iterable[int], move: Iterable[int]) -> None:
         self.counts = counts

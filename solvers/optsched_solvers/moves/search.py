@@ -102,15 +102,7 @@ def cheapest(
 
 
 class _Search:
-    """Models of one request.
-
-    Parameters
-    ----------
-    counts, model, job, earlier
-        Those of `cheapest`.
-    end
-        Reading of the monotonic clock at which to stop.
-    """
+    """Models of one request; arguments are those of `cheapest`, and the clock at which to stop."""
 
     def __init__(
         self, counts: Counts, model: BandwidthModel | None, job: PlanJob,

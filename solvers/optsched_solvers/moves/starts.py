@@ -24,25 +24,9 @@ def most_started(
 ) -> Found:  # fmt: skip
     """Find the requests of most worth that can start together.
 
-    Parameters
-    ----------
-    counts
-        Requests on a state of a cluster.
-    model
-        Bandwidths.
-    worth
-        Of every request.
-    limits
-        Most GPUs of the requests of a group.
-    least
-        Number of the first requests that all start; and least number of GPUs of the others.
-    seconds
-        Time limit.
-
-    Returns
-    -------
-    Found
-        The requests that start are those moved; cost and bound are minus the worth.
+    `limits` is the most GPUs of the requests of a group; `least` the number of the first requests
+    that all start, and the least number of GPUs of the others. The requests that start are those
+    moved in the result; its cost and bound are minus the worth.
     """
     fixed, total = least
 

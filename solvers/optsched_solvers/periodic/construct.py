@@ -15,8 +15,7 @@ import numpy as np
 
 from optsched.errors import CyclicOrder
 from optsched.model.schedule import Arcs, Csr, Schedule
-from optsched.solving.result import Result
-from optsched.solving.solution import PeriodicOrders
+from optsched.solving.result import PeriodicOrders, Result
 from optsched.solving.solver import Support
 from optsched_solvers._loading import load, loaded
 from optsched_solvers.shop.rules import (
@@ -118,21 +117,9 @@ def first_answers(
 ) -> int:
     """Report the improvements of insertion and of rolling rules to the monitor.
 
-    Parameters
-    ----------
-    graph
-        A cycle (`JobArray.graph` with ``objective="period"``); operations hold at most one
-        resource each.
-    most
-        Constructions to make at most; default all.
-    rules
-        Names of the rules to try; default all, and insertion.
-
-    Returns
-    -------
-    int
-        Constructions made; 0 if the kernels were not loaded in time (then an answer of
-        `offer_quick` may have been reported).
+    `graph` is a cycle with at most one resource an operation. At most `most` constructions are
+    made, by these rules (default: all, and insertion). Returns their number; 0 if the kernels were
+    not loaded in time (then an answer of `offer_quick` may have been reported).
     """
     if most == 0:
         return 0
@@ -183,15 +170,7 @@ def offer_quick(graph: Schedule, monitor: Monitor) -> None:
 
 
 class Folder:
-    """Make orders from starts, and compute their least period.
-
-    Parameters
-    ----------
-    graph
-        The cycle.
-    least
-        A lower bound of the period of any orders.
-    """
+    """Make orders from starts, and compute their least period; `least` is a bound of any orders."""
 
     def __init__(self, graph: Schedule, least: int = 1) -> None:
         from optsched_solvers.periodic.orders import Cycle, State, load
@@ -205,13 +184,8 @@ class Folder:
     def fold(self, start: IntArray, period: int) -> Found | None:
         """Order operations by start modulo a period; None if that contradicts arcs or memory.
 
-        Parameters
-        ----------
-        start
-            Of one instance of every operation, at any absolute time; those of one resource may
-            overlap modulo the period.
-        period
-            Where to cut; the orders' least period may be longer or shorter.
+        Starts are of one instance of every operation, at any absolute time; those of one resource
+        may overlap modulo the period. The orders' least period may be longer or shorter than it.
         """
         offset, phase = np.divmod(start, period)
         placed = self._placed  # of equal phases blocks of no time come first
@@ -248,12 +222,7 @@ class Folder:
     def best_fold(self, starts: IntArray, best: Found | None = None) -> Found | None:
         """Return the best orders of late instances, cut at the bound, at the rates and between.
 
-        Parameters
-        ----------
-        starts
-            Of every operation in every unrolled cycle, shape (cycles, n_operations).
-        best
-            Known ones.
+        `starts` are of every operation in every unrolled cycle, shape (cycles, n_operations).
         """
         cycles, least = len(starts), self.least
         for c in range(min(cycles - 1, cycles // 2), max(1, cycles - 1)):

@@ -188,16 +188,8 @@ class CycleModel:
     window's end does not cut any: one interval per operation suffices.
 
     An infeasible model refutes T. A feasible one gives orders of period T, except where blocks of
-    no time share a moment: their order at that moment is not modelled.
-
-    Parameters
-    ----------
-    graph
-        A cycle (`JobArray.graph`); at most one resource each, setups triangular.
-    period
-        The period in question.
-    symmetry
-        Order identical jobs, by one operation each.
+    no time share a moment: their order at that moment is not modelled. Setups are triangular;
+    `symmetry` orders identical jobs, by one operation each.
     """
 
     def __init__(self, graph: Schedule, period: int, symmetry: bool = True) -> None:

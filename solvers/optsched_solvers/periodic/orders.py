@@ -10,7 +10,7 @@ from numba import types
 from optsched.io.values import frozen
 from optsched.kernels.compile import INT, INTS, READ, entry, helper, record, records
 from optsched.model.schedule import Csr
-from optsched.solving.solution import PeriodicOrders
+from optsched.solving.result import PeriodicOrders
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Schedule

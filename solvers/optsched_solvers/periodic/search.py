@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from optsched.model.schedule import Problem, Schedule
     from optsched.solving.limits import Limits
     from optsched.solving.monitor import Monitor
-    from optsched.solving.solution import PeriodicOrders
+    from optsched.solving.result import PeriodicOrders
 
 PATIENCE: Final = 1000
 """Moves without improvement after which a walk ends and the next one starts elsewhere."""
@@ -70,19 +70,10 @@ def begin(problem: Problem, limits: Limits, monitor: Monitor) -> None:
 
 
 class CycleWalk:
-    """Orders of a cycle that move by tabu search.
+    """Orders of a cycle that move by tabu search; `floor` is a lower bound (>= 1) of the period.
 
     The same calls of `load` and `run` give the same orders, however the moves are cut into calls
-    of `run`.
-
-    Parameters
-    ----------
-    graph
-        Periodic; at most one resource per operation.
-    seed
-        Of the walk's random numbers.
-    floor
-        A lower bound of the period, at least 1.
+    of `run`. Operations hold at most one resource.
     """
 
     def __init__(self, graph: Schedule, seed: int, floor: int) -> None:

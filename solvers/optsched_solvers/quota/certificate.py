@@ -109,14 +109,8 @@ def exchange(
 ) -> bool:
     """Return whether `total` steps are taken, and none that a step left precedes.
 
-    Parameters
-    ----------
-    keys
-        Keys of steps by job and number; jobs break ties.
-    taken, most
-        Steps taken of every job, and steps that it has.
-    total
-        Steps to take.
+    `keys` are those of steps by job and number, jobs break ties; `taken` and `most` are steps taken
+    of every job, and steps that it has.
     """
     if (taken < 0).any() or (taken > most).any() or int(taken.sum()) != total:
         return False

@@ -52,23 +52,10 @@ def place_quotas(
     the front. This is a heuristic: a `single` or `whole` job may fail although some packing
     exists; `any` jobs fail only for lack of GPUs.
 
-    Parameters
-    ----------
-    quota
-        GPUs of every job, 0 for jobs that do not run; shape (jobs,).
-    free
-        GPUs of every node that these jobs may use, with those that they hold now; shape (nodes,).
-    held
-        Where the jobs are now.
-    locality
-        Of every job: 0 any; 1 inside one node whenever the quota is at most the largest ``free``;
-        2 more than a node only as nodes taken wholly, and one remainder.
-
-    Returns
-    -------
-    tuple of (quotas, failed)
-        GPUs by node of every job, and -1, or the first job that could not be placed (the others are
-        placed as far as possible).
+    `free` counts GPUs of every node with those that these jobs hold now. `locality` of a job: 0
+    any; 1 inside one node whenever the quota is at most the largest ``free``; 2 more than a node
+    only as nodes taken wholly, and one remainder. Returns the placement, and -1, or the first job
+    that could not be placed (the others are placed as far as possible).
     """
     query = _Query(quota, free, held, locality)
     falling = np.argsort(-quota, kind="stable")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.solving.solution import PeriodicOrders
+from optsched.solving.result import PeriodicOrders
 from optsched_solvers._loading import loaded
 from optsched_solvers.shop import rules
 
@@ -24,17 +24,10 @@ NAMES: Final = ("one_f_one_b", "zb_h1", "interleaved", "hanayo", "zb_h2", "gpipe
 
 
 def offer(problem: Problem, monitor: Monitor, *, of_many: bool = False) -> None:
-    """Report every hand-made schedule that fits into the memory, until a proof.
+    """Report every hand-made schedule of a `JobArray` that fits into the memory, until a proof.
 
-    Parameters
-    ----------
-    problem
-        A `JobArray` of one job (for a period each schedule is one iteration, repeated); without
-        effect for any other problem.
-    monitor
-        Receives the schedules.
-    of_many
-        Arrays of several jobs too, one job after the other: rules soon find better ones.
+    Of an array of one job (for a period each schedule is one iteration, repeated); with `of_many`
+    of several jobs too, one job after the other, though rules soon find better ones.
     """
     for name, schedule in _schedules(problem, of_many):
         if monitor.objective is not None and monitor.should_stop():

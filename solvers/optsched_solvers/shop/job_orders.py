@@ -75,18 +75,9 @@ def improve(
 ) -> int:
     """Anneal in rounds until a limit; returns the number of list schedules made.
 
-    Parameters
-    ----------
-    graph
-        Without effect unless it is a pipeline of F and B (or I) blocks.
-    monitor
-        Receives every improvement, and stops the search.
-    seed
-        Equal seeds and numbers of iterations give equal schedules.
-    iterations, seconds
-        Limits: list schedules in all, time.
-    from_rules
-        Whether the first round starts from the best job rule; others start from random orders.
+    Without effect unless the graph is a pipeline of F and B (or I) blocks. Equal seeds and numbers
+    of iterations give equal schedules. `from_rules`: whether the first round starts from the best
+    job rule; others start from random orders.
     """
     if not is_pipeline(graph):
         return 0
@@ -163,16 +154,10 @@ class _Rounds:
 
 
 class Annealing:
-    """State of one walk on a pipeline; `run` continues it.
+    """State of one walk on a pipeline of F and B (or I) blocks; `run` continues it.
 
-    Parameters
-    ----------
-    graph
-        A pipeline of F and B (or I) blocks (`optsched_solvers.shop.rules.is_pipeline`).
-    seed
-        Equal seeds and numbers of moves at equal temperatures give equal walks.
-    mirrored
-        Search the time-mirrored problem, in which backward blocks fill the pipeline.
+    Equal seeds and numbers of moves at equal temperatures give equal walks. `mirrored`: search the
+    time-mirrored problem, in which backward blocks fill the pipeline.
     """
 
     def __init__(self, graph: Schedule, seed: int, mirrored: bool = False) -> None:

@@ -267,15 +267,7 @@ class _Chosen(SubSearch):
 
 
 def first_candidates(costs: Tradeoff, extremes: tuple[Choice, Choice]) -> Iterator[Choice]:
-    """Yield the extreme of the lower bound, rounded relaxations, the other extreme, all if few.
-
-    Parameters
-    ----------
-    costs
-        Costs and savings of recomputing.
-    extremes
-        Fewest and most jobs recompute.
-    """
+    """Yield the extreme of the lower bound, rounded relaxations, the other extreme, all if few."""
     yield from sorted(extremes, key=costs.bound)[:1]
     for packing in PACKING:
         yield rounded(costs, packing)

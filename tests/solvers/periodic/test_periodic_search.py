@@ -17,7 +17,7 @@ from optsched.kernels.cycle_ratio import cycle_time
 from optsched.model.schedule import Csr, Schedule
 from optsched.solving.limits import Limits
 from optsched.solving.monitor import Monitor
-from optsched.solving.solution import PeriodicOrders
+from optsched.solving.result import PeriodicOrders
 from optsched.testing.random_problems import random_rolling
 from optsched_solvers.periodic.orders import Cycle, State, least_period, load
 from optsched_solvers.periodic.search import CycleWalk

@@ -22,16 +22,9 @@ class Climb:
     """Raises a bound by trial: steps grow while targets are refuted, shrink when they are not.
 
     First bisection by propagation alone, then trials of the tree. A trial that does not end is
-    worth nothing in itself, but its ratings and nogoods serve the next one, below.
-
-    Parameters
-    ----------
-    tree
-        Used by this climb alone.
-    lower, upper
-        A proved bound, and the makespan at which the climb ends.
-    on_bound, on_schedule
-        Called with every bound as it rises, and with orders and makespan of schedules found.
+    worth nothing in itself, but its ratings and nogoods serve the next one, below. The climb ends
+    at the makespan `upper`; the tree is used by this climb alone. `on_bound` is called with every
+    bound, `on_schedule` with orders and makespan of schedules found.
     """
 
     def __init__(

@@ -45,26 +45,12 @@ POLISH_TIME: Final = 0.1
 
 
 def search(graph: Schedule, limits: Limits, monitor: Monitor, *, polish: bool = True) -> Result:
-    """Prove optimality, or as much as the limits allow.
+    """Prove optimality, or as much as the limits allow; the status is ``"infeasible"`` or unknown.
 
-    Parameters
-    ----------
-    graph
-        One-shot graph: lags, setups, memory, releases, deadlines, gangs, zero durations.
-    limits
-        ``iterations`` are nodes of the tree and probes of shaving; the result then does not depend
-        on the clock.
-    monitor
-        Receives schedules and bounds as they are found. Without an iteration limit those of other
-        engines are used at once.
-    polish
-        Improve schedules by tabu search now and then, if that supports the graph. Pass False if
-        another engine searches for schedules.
-
-    Returns
-    -------
-    Result
-        Status ``"infeasible"`` if proved, else ``"unknown"``.
+    Takes any one-shot graph: lags, setups, memory, releases, deadlines, gangs, zero durations.
+    Iterations are nodes of the tree and probes of shaving; the result then does not depend on the
+    clock, and bounds of other engines are not used. `polish` improves schedules by tabu search now
+    and then; pass False if another engine searches for schedules.
     """
     if graph.n_operations == 0:
         monitor.incumbent(Csr.of([[]] * graph.n_resources), 0, SOURCE)

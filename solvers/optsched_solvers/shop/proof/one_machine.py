@@ -39,14 +39,7 @@ def one_machine_bound(graph: Schedule, node_limit: int = NODE_LIMIT) -> int:
     """Bound the makespan by the longest path and every machine alone, without preemption.
 
     Durations are lengthened by unavoidable setups (`bounds.setup_loss`). A machine that is not
-    solved within the limit contributes its proved bound.
-
-    Parameters
-    ----------
-    graph
-        One-shot disjunctive graph, gangs included.
-    node_limit
-        Limit for each machine; fewer on machines of many operations.
+    solved within its limit (fewer nodes with many operations) contributes its proved bound.
     """
     paths, loss = evaluate(graph), bounds.setup_loss(graph)
     best = max(paths.makespan, bounds.load_bound(graph) if graph.has_setups else 0)

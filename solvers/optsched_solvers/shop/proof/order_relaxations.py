@@ -103,14 +103,10 @@ def relaxations(
     single_states: int = SINGLE_STATES,
     pair_states: int = PAIR_STATES,
 ) -> Iterator[Relaxation]:
-    """All relaxations of a graph, from cheap to expensive, busy machines first.
+    """All relaxations of a one-shot graph, from cheap to expensive, busy machines first.
 
-    Parameters
-    ----------
-    graph
-        One-shot graph; without a common route it has none.
-    single_states, pair_states
-        Most states of either sort; pairs that would need kinds merged come last.
+    None without a common route. The limits are most states of either sort; pairs that would need
+    kinds merged come last.
     """
     routes = common_routes(graph)
     if routes is None:

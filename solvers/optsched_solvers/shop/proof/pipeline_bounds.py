@@ -66,14 +66,7 @@ def improve(
 ) -> int:
     """Report better and better bounds to a monitor; returns the number of deadlines tried.
 
-    Parameters
-    ----------
-    graph
-        Any one-shot graph; nothing happens if its rows have no common route.
-    monitor
-        Takes every bound; its objective says what would prove optimality; stops the work.
-    iterations
-        Most deadlines to try.
+    Nothing happens if the rows of the one-shot graph have no common route.
     """
     search = _Search(graph, monitor, iterations)
     everything: list[Relaxation] = []

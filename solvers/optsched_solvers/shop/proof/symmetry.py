@@ -14,17 +14,11 @@ if TYPE_CHECKING:
 
 
 def identical_jobs(graph: Schedule) -> list[list[list[int]]]:
-    """Groups of at least two identical jobs.
+    """Groups of at least two identical jobs: lists of operation ids, of which position k matches.
 
     Jobs are identical if their operations, in the order of ids, agree in every field but `job`
     (and `family`, where each job has one family of its own), and so do the arcs inside; a job with
     an arc to another job is identical to none.
-
-    Returns
-    -------
-    list
-        Per group a list of jobs in the order of their numbers, each a list of operation ids;
-        position k of all jobs of a group matches.
     """
     members: dict[int, list[int]] = {}
     for i, job in enumerate(graph.job.tolist()):

@@ -52,17 +52,11 @@ class Root(NamedTuple):
 
 
 class DisjunctiveTree:
-    """Proves or refutes "some schedule ends by the target".
+    """Proves or refutes "some schedule ends by the target" (at most `MOST_LITERALS` ordered pairs).
 
-    Parameters
-    ----------
-    graph
-        One-shot disjunctive graph with at most `MOST_LITERALS` ordered pairs.
-    stop
-        Called between slices; a true result ends the call with `STOPPED`.
-    on_leaf
-        Called with orders and makespan of every schedule found that meets the target; the search
-        then goes on below that makespan.
+    `stop` is called between slices; a true result ends the call with `STOPPED`. `on_leaf` is called
+    with orders and makespan of every schedule found that meets the target; the search then goes on
+    below that makespan.
     """
 
     def __init__(
@@ -161,23 +155,12 @@ class DisjunctiveTree:
         )  # fmt: skip
 
     def shave(self, until: int | None = None, gain: float = SHAVING_GAIN) -> str:
-        """Try starts and orders at the root while that brings enough.
+        """Try starts and orders at the root; return `SHAVED`, `REFUTED` or `STOPPED`.
 
         Rounds over all earliest and latest starts come first, they are stronger and fewer; when
-        they bring no more, all open pairs are tried, which also makes their first ratings.
-
-        Parameters
-        ----------
-        until
-            Stop when `nodes` is so large.
-        gain
-            Least reduction of the search space (share of the sum of the logarithms of all windows,
-            or of the open pairs) that makes another round worth it.
-
-        Returns
-        -------
-        str
-            `SHAVED`, `REFUTED` or `STOPPED`.
+        they bring no more, all open pairs are tried, which also makes their first ratings. Stops
+        when `nodes` is `until`. `gain` is the least reduction of the search space (share of the sum
+        of the logarithms of all windows, or of the open pairs) that makes another round worth it.
         """
         while not (self.shaved or self._started):  # a search has left the root
             answer = self._sliced(tree_search.SHAVE, until)

@@ -56,15 +56,7 @@ class Elite(NamedTuple):
 
 
 class Elites:
-    """A few good schedules that keep a distance from each other.
-
-    Parameters
-    ----------
-    graph
-        At most one resource per operation.
-    size
-        How many are kept.
-    """
+    """A few good schedules that keep a distance from each other."""
 
     def __init__(self, graph: Schedule, size: int) -> None:
         self.size, self.apart = size, LEAST_APART
@@ -140,21 +132,10 @@ class Elites:
 def relink(walk: Walk, start: IntArray, guide: IntArray, swaps: int) -> tuple[IntArray, int]:
     """Exchange random neighbours on the machines of `start` that `guide` orders differently.
 
-    Every exchange keeps the orders free of cycles and within the memory.
-
-    Parameters
-    ----------
-    walk
-        Its state is used: its schedule and its random numbers change.
-    start, guide
-        Topological orders.
-    swaps
-        How many; fewer where no exchange is left, or memory refuses too many.
-
-    Returns
-    -------
-    (order, made)
-        The topological order of the schedule on the path, and the number of exchanges.
+    Every exchange keeps the orders free of cycles and within the memory. `start` and `guide` are
+    topological orders; the walk's schedule and its random numbers change. At most `swaps`; fewer
+    where no exchange is left, or memory refuses too many. Returns the topological order of the
+    schedule on the path, and the number of exchanges.
     """
     walk.load(start)
     n = len(start)

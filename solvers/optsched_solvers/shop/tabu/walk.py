@@ -21,14 +21,7 @@ class Walk:
 
     A schedule is given and kept as one topological order of all operations, which holds the order
     on every resource. The same calls of `load` and `run` give the same schedules, however the
-    moves are cut into calls of `run`.
-
-    Parameters
-    ----------
-    graph
-        At most one resource per operation; deadlines are ignored.
-    seed
-        Seed of the walk's random numbers.
+    moves are cut into calls of `run`. Operations hold at most one resource; deadlines are ignored.
     """
 
     def __init__(self, graph: Schedule, seed: int = 0) -> None:
