@@ -128,10 +128,7 @@ def _kind(job: TrainingJob) -> str:
 
 
 def workload(jobs: Sequence[LiveJob], times: PassTimes, signal: str) -> Workload:
-    """Build the workload of the jobs, by number, from measurements; times in ms.
-
-    `signal` is the curve that is observed: ``"uncertainty"``, or ``"metric"``, its distance from 1.
-    """
+    """Build the workload of the jobs, by number; the curve is that of `signal`; times in ms."""
     rows, curves = [], []
     for job in jobs:
         spec, (one, speedup) = job.spec, times.of(job.spec)

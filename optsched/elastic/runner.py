@@ -306,9 +306,7 @@ def _lock(place: Path, resume: bool, stack: ExitStack) -> None:
 
 def _save(place: Path, scheduler: Scheduler) -> None:
     """Write the state of the run, open stays as if they ended now."""
-    jobs = {
-        job.spec.name: (job.first_start, job.finished, job.preemptions) for job in scheduler.jobs
-    }
+    jobs = {j.spec.name: (j.first_start, j.finished, j.preemptions) for j in scheduler.jobs}
     times = scheduler.times
     saved = _Saved(jobs, scheduler.now, scheduler.all_stays(), times.known, times.starts)
     write_atomic(place / STATE, msgspec.json.encode(saved))
