@@ -160,8 +160,8 @@ def _row(cells: list[str]) -> Row:
         try:
             values[name] = kinds[0](text) if text or len(kinds) == 1 else None
         except ValueError:
-            shown = repr(text[:40]) if text else "nothing"
-            raise ValueError(f"{name}: expected a number, got {shown}") from None
+            got = repr(text[:40]) if text else "nothing"
+            raise ValueError(f"{name}: expected a number, got {got}") from None
     row = Row(**values)
     if row.status not in STATUSES:
         raise ValueError(f"status: expected one of {', '.join(STATUSES)}, got {row.status!r:.40}")

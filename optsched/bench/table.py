@@ -41,8 +41,8 @@ def render(summary: Summary, console: Console) -> None:
         console.print(table)
         if any(cell.endswith("*") for row in rows for cell in row[4:]):
             console.print("* proved optimal in every run", highlight=False)
-    if own := [name for name, reference in summary.references.items() if not reference.known]:
-        text = f"no known bounds, gaps to the best of these runs: {', '.join(own)}"
+    if unknown := [name for name, reference in summary.references.items() if not reference.known]:
+        text = f"no known bounds, gaps to the best of these runs: {', '.join(unknown)}"
         console.print(_text(text), highlight=False)
     console.print(_means(summary, narrow=console.width < NARROW))
     if better := sorted({cell.instance for cell in summary.cells if (cell.gap or 0) < 0}):

@@ -89,6 +89,7 @@ SECTIONS: Final = {
 }
 """Headings of the help, with their commands."""
 
+
 class Commands(TyperGroup):
     """A group that finds its commands in the table; listing them imports none."""
 

@@ -72,7 +72,7 @@ def bench(
         time_limit, iterations, workers=default_workers() if workers is None else workers,
         seed=seeds - 1,
     )  # fmt: skip
-    names = options.words("solvers", [solvers])
+    names = options.split_names("solvers", [solvers])
     tasks, refusals = _tasks(instances, options.options_of(names, option, "solvers"), limits)
     results = Results(output)
     _run(tasks, results, Engine(engine, jobs), refusals, quiet)

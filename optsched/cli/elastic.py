@@ -159,7 +159,7 @@ class News:
         old, self.status = self.status, status
         if old is None:
             self.print(f"{self.title}, {count(len(status.jobs), 'job')}; starting the workers")
-            jobs = status.jobs if self.bar.shown else []
+            jobs = status.jobs if self.bar.live else []
             self._counters = [self.bar.task(job.spec.name, job.spec.passes) for job in jobs]
             return
         for counter, job in zip(self._counters, status.jobs, strict=False):
@@ -171,7 +171,7 @@ class News:
         """Print the change of a job, if there is one; passes at most every `_BETWEEN` seconds."""
         same = len(before.slots) == len(job.slots) and before.reason == job.reason
         same &= before.phase == job.phase or (before.phase, job.phase) == _ACTIVE
-        passed = before.passes != job.passes and not self.bar.shown and monotonic() >= self._due
+        passed = before.passes != job.passes and not self.bar.live and monotonic() >= self._due
         if same and not passed:
             return
         self._due = monotonic() + _BETWEEN

@@ -84,7 +84,7 @@ def pairs(option: str, given: Sequence[str], form: str) -> dict[str, str]:
     return found
 
 
-def words(option: str, given: Sequence[str]) -> list[str]:
+def split_names(option: str, given: Sequence[str]) -> list[str]:
     """Parse names separated by commas, each once, at least one."""
     found = [name.strip() for text in given for name in text.split(",")]
     if not any(found):

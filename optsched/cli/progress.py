@@ -32,7 +32,7 @@ class Bar:
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
-        self.shown = not quiet and sys.stderr.isatty()
+        self.live = not quiet and sys.stderr.isatty()
         """Whether there is a terminal with a status line."""
         self._due = monotonic() + FIRST_AFTER
         self._counts: dict[str, str] = {}
@@ -61,7 +61,7 @@ class Bar:
     def clock(self, name: str) -> Self:
         """Show the elapsed seconds of work that reports nothing, until `stop`."""
         began = monotonic()
-        self._due = began + (FIRST_AFTER if self.shown else EVERY)
+        self._due = began + (FIRST_AFTER if self.live else EVERY)
 
         def tick() -> None:
             while not self._ended.wait(0.5):
@@ -75,7 +75,7 @@ class Bar:
         """Show a state if it is time to; return whether it was shown."""
         if self.quiet or monotonic() < self._due:
             return False
-        if self.shown:
+        if self.live:
             self._state = text[: shutil.get_terminal_size().columns - 1]  # one line, to be erased
             self._write(f"\r\x1b[2K{self._state}")
         else:

@@ -258,7 +258,7 @@ def _reported(bar: Bar, label: str, run: Run, taken: float) -> bool:
     for note in run.notes:
         bar.print(f"{label}: {note}")
     jobs, ended = len(run.workload), int((run.log.finished >= 0).sum())
-    if taken >= progress.FIRST_AFTER and not bar.shown:
+    if taken >= progress.FIRST_AFTER and not bar.live:
         some = "" if ended == jobs else f"{ended:,} of "
         bar.print(f"{label}: {some}{jobs:,} jobs in {taken:.1f} s")
     if ended < jobs:

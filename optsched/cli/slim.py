@@ -19,7 +19,7 @@ from optsched.cli.options import (
     Seed,
     argument,
     option,
-    words,
+    split_names,
 )
 from optsched.cli.output import check_picture, facts, wrote
 from optsched.errors import InputError
@@ -163,7 +163,7 @@ def bench(
     check_picture(plot, (*PICTURES, ".html"))
     check_outputs([output, plot], [*map(Path, policies), *_files(plan)])
     chosen = {spec: router_of(spec) for spec in routers or ROUTERS}
-    cases = [(name, *_load(name)) for name in words("loads", [loads])]
+    cases = [(name, *_load(name)) for name in split_names("loads", [loads])]
     plans = [
         plan_of(reference(rate=rate, seconds=seconds, seed=seeds - 1), plan) for _, rate, _ in cases
     ]

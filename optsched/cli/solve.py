@@ -153,8 +153,8 @@ def _scheduled(file: Path, problem: Problem | None) -> Schedule:
         found = [(j, m if m in names else numbers.get(m, m), numbers.get(s, s)) for j, m, s in rows]
         return Schedule.from_starts(problem, found)
     if published.is_name(str(file)):
-        way = f"optsched solve {file} -o {file}.schedule.json"
-        raise InputError(f"{file}: an instance, expected a schedule: {way}")
+        command = f"optsched solve {file} -o {file}.schedule.json"
+        raise InputError(f"{file}: an instance, expected a schedule: {command}")
     schedule = Schedule.read(file)
     if not schedule.is_scheduled:
         raise InputError(

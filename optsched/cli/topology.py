@@ -16,7 +16,7 @@ from rich.text import Text
 from optsched.bandwidth.models.fallback import assumptions
 from optsched.bandwidth.topology.cluster import Cluster
 from optsched.bandwidth.topology.links import PCIE, nvlinks, weight
-from optsched.bandwidth.topology.rates import shown
+from optsched.bandwidth.topology.rates import rate_text
 from optsched.bandwidth.topology.state import ClusterState
 from optsched.cli.options import AsJson, OptionalOutput, Output, argument, option, pairs, quantity
 from optsched.cli.output import console, stdin_or_file, wrote
@@ -280,7 +280,7 @@ def _within(kind: HostType) -> str:
         return "-"
     best = kind.intra.by_count
     by = "subset" if kind.intra.by_subset else "count"
-    return f"by {by}, pair {shown(int(best[2]))}, all {shown(int(best[-1]))}"
+    return f"by {by}, pair {rate_text(int(best[2]))}, all {rate_text(int(best[-1]))}"
 
 
 def _links(kind: HostType) -> Table:

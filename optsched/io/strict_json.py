@@ -39,7 +39,7 @@ _UNKNOWN: Final = object()
 _MOST_KNOWN: Final = 16
 """Fields that a message lists."""
 
-MAX_SHOWN: Final = 60
+MAX_CHARACTERS: Final = 60
 """Characters of a value that a message repeats."""
 
 
@@ -220,14 +220,14 @@ def format_json(value: Any) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**MAX_SHOWN:
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**MAX_CHARACTERS:
         return "a number of more than 60 digits"
     if isinstance(value, str):
-        value = value[: MAX_SHOWN + 1]
+        value = value[: MAX_CHARACTERS + 1]
     text = json.dumps(value, ensure_ascii=False)
     if not text.isprintable():  # no control characters on a terminal
         text = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 3]}..."
 
 
 def shortened(parts: Sequence[str], limit: int = 4) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import numpy as np
 
 from optsched.errors import InputError
-from optsched.io.strict_json import HALF_PAIR, MAX_INTEGER, MAX_SHOWN, format_json
+from optsched.io.strict_json import HALF_PAIR, MAX_CHARACTERS, MAX_INTEGER, format_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,10 +31,10 @@ def format_value(value: Any) -> str:
     """One short line with a value, for a message."""
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, str) or (isinstance(value, int) and abs(value) >= 10**MAX_SHOWN):
+    if isinstance(value, str) or (isinstance(value, int) and abs(value) >= 10**MAX_CHARACTERS):
         return format_json(value)
     text = " ".join(repr(value).split())
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+    return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 3]}..."
 
 
 def as_python(value: Any) -> Any:

@@ -8,7 +8,7 @@ diverge, the ratio of the cycle is the next guess (Newton's method: Dinkelbach 1
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numba import types
@@ -47,6 +47,18 @@ class CycleTime(NamedTuple):
     """Operations on a cycle of this ratio, rounded up; none if the period is 1 anyway."""
 
 
+class ArcsByTail(NamedTuple):
+    """Arcs of kernels (CSR): those of tail i are ``indptr[i]`` to ``indptr[i + 1] - 1``."""
+
+    indptr: IntArray
+    head: IntArray
+    weight: IntArray
+    tokens: IntArray
+
+
+ARCS: Final[Any] = types.NamedTuple([INTS, INTS, INTS, INTS], ArcsByTail)
+
+
 class CycleArcs(NamedTuple):
     """Arcs and machine arcs of an ordered cycle, with start-to-start weights and tokens."""
 
@@ -61,10 +73,10 @@ class CycleArcs(NamedTuple):
         """The same arcs after taking so many cycles off the offset of every operation."""
         return self._replace(tokens=self.tokens - late[self.head] + late[self.tail])
 
-    def by_tail(self, n: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-        """Sort the arcs for kernels (CSR): indptr, head, weight, tokens."""
+    def by_tail(self, n: int) -> ArcsByTail:
+        """Sort the arcs for kernels."""
         indptr, order = grouped(self.tail, n)
-        return indptr, self.head[order], self.weight[order], self.tokens[order]
+        return ArcsByTail(indptr, self.head[order], self.weight[order], self.tokens[order])
 
 
 def cycle_time(
@@ -88,7 +100,7 @@ def cycle_time(
     if int(arcs.weight.sum()) * (1 + int(arcs.tokens.max(initial=0))) > _SAFE:
         raise InputError("offsets: too far apart for such long times")
     node = np.zeros(n, NODE)
-    period, cycle = run(least_period, *arcs.by_tail(n), node, 1, is_small=n <= _SMALL)
+    period, cycle = run(least_period, arcs.by_tail(n), node, 1, is_small=n <= _SMALL)
     if not period:
         stuck = np.flatnonzero(node["waiting"] > 0).tolist()
         after: list[list[int]] = [[] for _ in range(n)]
@@ -137,8 +149,8 @@ def cycle_arcs(graph: Schedule, sequences: Csr | None, offset: IntArray) -> Cycl
 
 def lower_starts(arcs: CycleArcs, period: int, order: IntArray, start: IntArray) -> None:
     """Lower the starts of the operations in `order`, latest first, until their arcs hold."""
-    given = (*arcs.by_tail(len(start)), period, order, start)
-    run(_latest_starts, *given, is_small=len(start) <= _SMALL)
+    is_small = len(start) <= _SMALL
+    run(_latest_starts, arcs.by_tail(len(start)), period, order, start, is_small=is_small)
 
 
 def _without_debts(graph: Schedule, arcs: CycleArcs) -> IntArray:
@@ -149,8 +161,8 @@ def _without_debts(graph: Schedule, arcs: CycleArcs) -> IntArray:
     if int(np.abs(arcs.tokens).max()) * (n + 1) > _SAFE:
         raise InputError("offsets: too far apart")
     node = np.zeros(n, NODE)
-    given = (*arcs._replace(weight=-arcs.tokens).by_tail(n), node, 0)
-    _, cycle = run(least_period, *given, is_small=n <= _SMALL)
+    by_tail = arcs._replace(weight=-arcs.tokens).by_tail(n)
+    _, cycle = run(least_period, by_tail, node, 0, is_small=n <= _SMALL)
     if len(cycle):
         raise _deadlock(graph, arcs, np.asarray(cycle).tolist())
     return -node["start"]
@@ -172,14 +184,14 @@ def _deadlock(graph: Schedule, arcs: CycleArcs, cycle: list[int]) -> CyclicOrder
     return CyclicOrder("the orders contradict each other: " + "; ".join(steps), cycle)
 
 
-@helper(INT, READ, READ, READ, READ, INTS, records(NODE), INTS, INT, BOOL)
-def _positive_cycle(indptr, head, weight, tokens, order, node, cycle, period, is_sorted):  # type: ignore[no-untyped-def]
+@helper(INT, ARCS, INTS, records(NODE), INTS, INT, BOOL)
+def _positive_cycle(arcs, order, node, cycle, period, is_sorted):  # type: ignore[no-untyped-def]
     """Compute longest paths at a period; return the length of a cycle longer than 0, else 0.
 
     `cycle` receives it backwards. `is_sorted`: arcs without tokens agree with `order`, so that one
     round relaxes all of them.
     """
-    n = len(node)
+    n, indptr, head, weight, tokens = len(node), arcs.indptr, arcs.head, arcs.weight, arcs.tokens
     for i in range(n):
         node[i].start = 0
         node[i].through = -1
@@ -216,10 +228,10 @@ def _positive_cycle(indptr, head, weight, tokens, order, node, cycle, period, is
     return 0
 
 
-@helper(INT, READ, READ, READ, READ, INTS, records(NODE))
-def _sort(indptr, head, weight, tokens, order, node):  # type: ignore[no-untyped-def]
+@helper(INT, ARCS, INTS, records(NODE))
+def _sort(arcs, order, node):  # type: ignore[no-untyped-def]
     """Order operations by the arcs without tokens (Kahn); return how many could be placed."""
-    n = len(node)
+    n, indptr, head, tokens = len(node), arcs.indptr, arcs.head, arcs.tokens
     for i in range(n):
         node[i].waiting = 0
     for e in range(len(head)):
@@ -243,11 +255,11 @@ def _sort(indptr, head, weight, tokens, order, node):  # type: ignore[no-untyped
     return placed
 
 
-@entry(types.Tuple((INT, INTS)), READ, READ, READ, READ, records(NODE), INT)
-def least_period(indptr, head, weight, tokens, node, guess):  # type: ignore[no-untyped-def]
+@entry(types.Tuple((INT, INTS)), ARCS, records(NODE), INT)
+def least_period(arcs, node, guess):  # type: ignore[no-untyped-def]
     """Least T >= guess for which no cycle weighs more than T times its tokens.
 
-    Arcs by tail (CSR), weights and tokens >= 0. `node` receives least starts >= 0 that keep all
+    Weights and tokens are >= 0. `node` receives least starts >= 0 that keep all
     arcs at T. Returns T and the last cycle that refuted a guess; T is 0 if arcs without tokens form
     a cycle, and operations with ``waiting > 0`` are on one or behind one.
 
@@ -257,29 +269,29 @@ def least_period(indptr, head, weight, tokens, node, guess):  # type: ignore[no-
     n = len(node)
     order, cycle = np.arange(n), np.empty(n, np.int64)
     if guess == 0:
-        length = _positive_cycle(indptr, head, weight, tokens, order, node, cycle, 0, False)
+        length = _positive_cycle(arcs, order, node, cycle, 0, False)
         return 0, cycle[:length][::-1].copy()
-    if _sort(indptr, head, weight, tokens, order, node) < n:
+    if _sort(arcs, order, node) < n:
         return 0, cycle[:0].copy()
     period, length = guess, 0
     # invariant: no period below `period` is feasible
     while True:
-        found = _positive_cycle(indptr, head, weight, tokens, order, node, cycle, period, True)
+        found = _positive_cycle(arcs, order, node, cycle, period, True)
         if found == 0:
             return period, cycle[:length][::-1].copy()
         length, total, spanned = found, 0, 0
         for k in range(length):
             through = node[cycle[k]].through
-            total += weight[through]
-            spanned += tokens[through]
+            total += arcs.weight[through]
+            spanned += arcs.tokens[through]
         period = -(-total // spanned)
 
 
-@entry(types.void, READ, READ, READ, READ, INT, READ, INTS)
-def _latest_starts(indptr, head, weight, tokens, period, order, start):  # type: ignore[no-untyped-def]
+@entry(types.void, ARCS, INT, READ, INTS)
+def _latest_starts(arcs, period, order, start):  # type: ignore[no-untyped-def]
     """Lower the starts of the operations in `order` until all arcs from them hold at this period.
 
-    Arcs by tail (CSR). `start` has the latest starts allowed otherwise, not too early for any arc
+    `start` has the latest starts allowed otherwise, not too early for any arc
     into an operation that is not in `order`.
     """
     moved = True
@@ -287,8 +299,8 @@ def _latest_starts(indptr, head, weight, tokens, period, order, start):  # type:
     while moved:
         moved = False
         for i in order:
-            for e in range(indptr[i], indptr[i + 1]):
-                reached = start[head[e]] - weight[e] + tokens[e] * period
+            for e in range(arcs.indptr[i], arcs.indptr[i + 1]):
+                reached = start[arcs.head[e]] - arcs.weight[e] + arcs.tokens[e] * period
                 if reached < start[i]:
                     start[i] = reached
                     moved = True

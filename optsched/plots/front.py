@@ -93,14 +93,16 @@ def _draw(points: Sequence[Point], x: str, y: str) -> Figure:
     colour = {name: oklch(0.6, 0.15, 360 * i / len(names)) for i, name in enumerate(names)}
     figure = Figure(figsize=(5.2 * len(loads), 4.2), layout="constrained")
     for axes, load in zip(figure.subplots(1, len(loads), squeeze=False)[0], loads, strict=True):
-        own = [point for point in points if point.load == load]
-        front = sorted((p.mean[x], p.mean[y]) for p in front_of(own, x, y))
+        some = [point for point in points if point.load == load]
+        front = sorted((p.mean[x], p.mean[y]) for p in front_of(some, x, y))
         static = sorted(
-            (p.mean[x], p.mean[y]) for p in own if p.router.startswith("static") and not p.saturated
+            (p.mean[x], p.mean[y])
+            for p in some
+            if p.router.startswith("static") and not p.saturated
         )
         axes.plot(*zip(*static, strict=True), color=MUTED, lw=0.7, ls=":") if static else None
         axes.plot(*zip(*front, strict=True), color=GRID, lw=3, zorder=0) if front else None
-        for point in own:
+        for point in some:
             axes.errorbar(
                 point.mean[x], point.mean[y], xerr=point.interval[x], yerr=point.interval[y],
                 marker="o", ms=5, lw=0.8, color=colour[point.router], label=one_line(point.router),

@@ -12,7 +12,7 @@ from optsched.bandwidth.models.patterns import written_pattern
 from optsched.bandwidth.search.by_counts import order_of, rules_of
 from optsched.bandwidth.topology.levels import WHOLE, line
 from optsched.bandwidth.topology.links import weight
-from optsched.bandwidth.topology.rates import KILOBYTES, MOST, shown
+from optsched.bandwidth.topology.rates import KILOBYTES, MOST, rate_text
 from optsched.errors import Infeasible, InputError
 from optsched.io.strict_json import lines, shortened
 
@@ -32,23 +32,23 @@ def explained(choice: DispatchChoice) -> str:
     facts = [
         f"{written_pattern(tuple(choice.counts.values()))} GPUs: "
         f"{problem.state.written(choice.gpus)}",
-        f"bandwidth {shown(choice.bandwidth)}"
-        + (f" of {shown(choice.standalone)} alone" if choice.share.jobs else ""),
+        f"bandwidth {rate_text(choice.bandwidth)}"
+        + (f" of {rate_text(choice.standalone)} alone" if choice.share.jobs else ""),
         f"limited by {limit_of(choice)}",
         *_levels(choice),
     ]
     if choice.share.jobs:
         one = choice.share
         facts.append(
-            f"shared with {', '.join(one.jobs)}: together {shown(one.capacity or 0)} (the least, "
-            f"with {one.job}), demanded {shown(one.standalone + one.demand)}"
+            f"shared with {', '.join(one.jobs)}: together {rate_text(one.capacity or 0)} (the "
+            f"least, with {one.job}), demanded {rate_text(one.standalone + one.demand)}"
         )
     if problem.model.mixed:
         facts.append("the model mixes measurements of several payloads or collectives")
     facts += problem.model.assumed
-    facts += [f"costs {name} {shown(lost)}" for name, lost in choice.victims.items()]
+    facts += [f"costs {name} {rate_text(lost)}" for name, lost in choice.victims.items()]
     if choice.regret:
-        facts.append(f"not all of this is measured: up to {shown(choice.regret)} may be lost")
+        facts.append(f"not all of this is measured: up to {rate_text(choice.regret)} may be lost")
     return "\n".join([*facts, *_rule(choice), *_alternatives(choice)])
 
 
@@ -67,7 +67,8 @@ def _levels(choice: DispatchChoice) -> Iterator[str]:
             yield f"across {levels.names[lowest]}: {factor / WHOLE:g} of the bandwidth"
         if uplink < MOST:
             limit = int(line(np.array(uplink), np.array(len(choice.gpus)), np.array(len(used))))
-            yield f"across {levels.names[lowest]}: uplinks of {shown(uplink)} allow {shown(limit)}"
+            rates = f"uplinks of {rate_text(uplink)} allow {rate_text(limit)}"
+            yield f"across {levels.names[lowest]}: {rates}"
     if cluster.rails and len(used) > 1:
         yield "rails: the same local ids on every host"
 
@@ -95,11 +96,11 @@ def _rule(choice: DispatchChoice) -> Iterator[str]:
     if domains[0] < domains[1]:
         yield (
             f"decided by: preferred, {domains[0]} of {problem.policy.preferred} "
-            f"(the next best has {domains[1]} and {shown(others[0].value)})"
+            f"(the next best has {domains[1]} and {rate_text(others[0].value)})"
         )
         return
     if others[0].value < choice.bandwidth:
-        yield f"decided by: bandwidth (the next best has {shown(others[0].value)})"
+        yield f"decided by: bandwidth (the next best has {rate_text(others[0].value)})"
         return
     parts = zip(
         rules_of(problem.cluster), order_of(state, choice.gpus),
@@ -127,7 +128,7 @@ def limit_of(choice: DispatchChoice) -> str:
         if inside * factor // WHOLE != choice.standalone:
             continue
         links = cluster.type(h).links
-        what = f"the links within {name}: {shown(inside)}"
+        what = f"the links within {name}: {rate_text(inside)}"
         if links is None:
             known = cluster.type(h).intra is not None or not model.assumed
             return what if known else f"{what}, assumed"
@@ -135,11 +136,11 @@ def limit_of(choice: DispatchChoice) -> str:
         i, k = min(pairs, key=lambda pair: weight(links[pair[0]][pair[1]]))
         return f"{what} (weakest link {links[i][k]}, GPUs {i} and {k})"
     pattern = written_pattern(tuple(choice.counts.values()))
-    what = f"the network for {pattern}: {shown(choice.standalone)}"
+    what = f"the network for {pattern}: {rate_text(choice.standalone)}"
     if 0 <= lowest < len(levels.names) and int(levels.uplink[lowest]) < MOST:
         n, m = np.array(len(choice.gpus)), np.array(len(choice.counts))
         if int(line(levels.uplink[lowest], n, m)) * factor // WHOLE == choice.standalone:
-            return f"uplinks below {levels.names[lowest]}: {shown(choice.standalone)}"
+            return f"uplinks below {levels.names[lowest]}: {rate_text(choice.standalone)}"
     if factor < WHOLE:
         what += f" after the factor {factor / WHOLE:g} of {levels.names[lowest]}"
     if isinstance(model, CountModel):
@@ -147,7 +148,7 @@ def limit_of(choice: DispatchChoice) -> str:
         low, high = (int(model.network(counts, end)[0]) for end in ("low", "high"))
         if low == high:
             return f"{what}, measured" if hasattr(model, "table") else what
-        return f"{what}, predicted ({shown(max(low, 0))} to {shown(high)})"
+        return f"{what}, predicted ({rate_text(max(low, 0))} to {rate_text(high)})"
     return f"{what}, predicted"
 
 
@@ -168,7 +169,7 @@ def _alternatives(choice: DispatchChoice) -> Iterator[str]:
             continue
         pattern = written_pattern(problem.cluster.counts(found.gpus))
         relative = f" ({found.value / choice.bandwidth:.0%})" if choice.bandwidth else ""
-        yield f"{what}: {pattern}, {shown(found.value)}{relative}"
+        yield f"{what}: {pattern}, {rate_text(found.value)}{relative}"
 
 
 def to_json(choice: DispatchChoice, result: Result) -> bytes:

@@ -16,7 +16,7 @@ from optsched.bandwidth.search.what_if import regret, victims
 from optsched.bandwidth.topology.feasibility import impossible
 from optsched.bandwidth.topology.policy import Policy, check_policy
 from optsched.bandwidth.topology.ranks import hostfile, rank_order, visible_devices
-from optsched.bandwidth.topology.rates import MOST, shown
+from optsched.bandwidth.topology.rates import MOST, rate_text
 from optsched.bandwidth.topology.state import ClusterState
 from optsched.errors import Infeasible, InputError
 from optsched.io.values import integer, label
@@ -174,7 +174,7 @@ class GpuPlacement(Problem):
 
     def describe(self, objective: int | None) -> str:
         """``337.17 GB/s``; ``none`` if nothing was found."""
-        return "none" if objective is None else shown(-objective)
+        return "none" if objective is None else rate_text(-objective)
 
     def lower_bound(self) -> int:
         """Negative bandwidth of the best single host, or of the best pattern of the size."""

@@ -27,6 +27,6 @@ def kilobytes(place: str, given: Any) -> int:
     return round(value * KILOBYTES)
 
 
-def shown(value: int) -> str:
+def rate_text(value: int) -> str:
     """As people read it: ``337.17 GB/s``."""
     return f"{value / KILOBYTES:.2f} GB/s"

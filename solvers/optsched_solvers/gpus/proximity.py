@@ -47,7 +47,7 @@ def on_host(cluster: Cluster, host: int, free: list[int], count: int) -> list[in
 
 def _groups(cluster: Cluster, host: int, free: list[int]) -> list[list[int]]:
     """The free GPUs of each NUMA group of a host, ascending."""
-    first, there = int(cluster.first[host]), set(free)
+    first, usable = int(cluster.first[host]), set(free)
     return [
-        sorted(first + i for i in group if first + i in there) for group in cluster.type(host).numa
+        sorted(first + i for i in group if first + i in usable) for group in cluster.type(host).numa
     ]

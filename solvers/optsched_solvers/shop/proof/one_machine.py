@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba import types
 
-from optsched.kernels.compile import INT, INTS, READ, entry, helper
+from optsched.kernels.compile import INT, INTS, entry, helper, record, records
 from optsched.model import bounds
 from optsched.model.graph import evaluate
 
@@ -23,6 +23,13 @@ NODE_LIMIT = 20_000
 
 _STEPS = 2 * 10**8  # limit on nodes x jobs^2 of `one_machine_bound`, a second at most
 _FAR = 2**62
+
+JOB = record("head duration tail left done best")
+"""Data of a job, and its processing time left in a sequence (-1: done). By place: the jobs of the
+last sequence (`done`), and of the best schedule."""
+IN_NODE = record("head urgency")
+"""A job in a node: later head, shorter urgency (duration - tail)."""
+_JOBS, _NODES = records(JOB), records(IN_NODE)
 
 
 class OneMachine(NamedTuple):
@@ -78,56 +85,51 @@ def carlier(
     (13, [1, 2, 0])
     """
     n = len(head)
+    jobs = np.zeros(n, JOB)
+    jobs["head"], jobs["duration"], jobs["tail"], jobs["best"] = head, duration, tail, np.arange(n)
     rows = min(node_limit, 4 * n + 64) + 2  # depth first: a node leaves, two come
-    nodes, bounds_of, order = (
-        np.empty((2, rows * n), np.int64),
-        np.zeros(rows, np.int64),
-        np.arange(n),
-    )
-    nodes[0, :n], nodes[1, :n] = head, duration - tail
-    value, bound = carlier_search(
-        head, duration, tail, nodes[0], nodes[1], bounds_of, order, np.empty((2, n), np.int64),
-        node_limit,
-    )  # fmt: skip
-    return OneMachine(int(value), int(bound), order, bool(value == bound))
+    nodes = np.empty(rows * n, IN_NODE)
+    nodes["head"][:n], nodes["urgency"][:n] = head, duration - tail
+    value, bound = carlier_search(jobs, nodes, np.zeros(rows, np.int64), node_limit)
+    return OneMachine(int(value), int(bound), jobs["best"].copy(), bool(value == bound))
 
 
 @helper(counted=False)
-def _sequence(heads, urgencies, at, duration, scratch, preempt):  # type: ignore[no-untyped-def]
+def _sequence(jobs, nodes, at, preempt):  # type: ignore[no-untyped-def]
     """Value (at least 0) of Schrage's schedule of the node at `at`, or with `preempt` of Jackson's.
 
     Schrage: whenever the machine is free it takes the released job of longest delivery time, which
     is an upper bound; Jackson also interrupts a job when a more urgent one is released, which is a
-    lower bound. Rows of `scratch`: processing time left (-1: done), and the order of completion.
+    lower bound.
     """
-    n, done, now, value = len(duration), 0, 0, 0
+    n, done, now, value = len(jobs), 0, 0, 0
     for i in range(n):
-        scratch[0, i] = duration[i]
+        jobs[i].left = jobs[i].duration
     while done < n:
         best, release = -1, _FAR
         for i in range(n):
-            if scratch[0, i] < 0:
+            if jobs[i].left < 0:
                 continue
-            if heads[at + i] > now:
-                release = min(release, heads[at + i])
-            elif best < 0 or urgencies[at + i] < urgencies[at + best]:
+            if nodes[at + i].head > now:
+                release = min(release, nodes[at + i].head)
+            elif best < 0 or nodes[at + i].urgency < nodes[at + best].urgency:
                 best = i
         if best < 0:
             now = release
             continue
-        run = min(scratch[0, best], release - now) if preempt else scratch[0, best]
+        run = min(jobs[best].left, release - now) if preempt else jobs[best].left
         now += run
-        scratch[0, best] -= run
-        if scratch[0, best] == 0:
-            scratch[0, best] = -1
-            scratch[1, done] = best
+        jobs[best].left -= run
+        if jobs[best].left == 0:
+            jobs[best].left = -1
+            jobs[done].done = best
             done += 1
-            value = max(value, now - urgencies[at + best])
+            value = max(value, now - nodes[at + best].urgency)
     return value
 
 
 @helper(counted=False)
-def _interference(heads, urgencies, at, duration, scratch):  # type: ignore[no-untyped-def]
+def _interference(jobs, nodes, at):  # type: ignore[no-untyped-def]
     """Places (c, p) of the interference job and the critical job in Schrage's order; c = -1: none.
 
     Without one the order is optimal: its critical block begins with its earliest head, and ends
@@ -135,75 +137,72 @@ def _interference(heads, urgencies, at, duration, scratch):  # type: ignore[no-u
     """
     now, value = 0, -_FAR
     begin = critical_begin = critical = 0
-    for k in range(len(duration)):
-        i = scratch[1, k]
-        if heads[at + i] > now:
+    for k in range(len(jobs)):
+        i = jobs[k].done
+        job = nodes[at + i]
+        if job.head > now:
             begin = k  # the machine idles before i
-            now = heads[at + i]
-        now += duration[i]
-        if now - urgencies[at + i] > value:
-            value = now - urgencies[at + i]
+            now = job.head
+        now += jobs[i].duration
+        if now - job.urgency > value:
+            value = now - job.urgency
             critical, critical_begin = k, begin
     for k in range(critical - 1, critical_begin - 1, -1):
-        if urgencies[at + scratch[1, k]] > urgencies[at + scratch[1, critical]]:
+        if nodes[at + jobs[k].done].urgency > nodes[at + jobs[critical].done].urgency:
             return k, critical
     return -1, critical
 
 
-@entry(
-    types.Tuple((INT, INT)), READ, READ, READ, INTS, INTS, INTS, INTS,
-    types.Array(types.int64, 2, "C"), INT, counted=False,
-)  # fmt: skip
-def carlier_search(  # type: ignore[no-untyped-def]
-    head, duration, tail, heads, urgencies, bounds_of, best_order, scratch, node_limit
-):
-    """Returns (value, lower bound); see `carlier`.
+@entry(types.Tuple((INT, INT)), _JOBS, _NODES, INTS, INT, counted=False)
+def carlier_search(jobs, nodes, bounds_of, node_limit):  # type: ignore[no-untyped-def]
+    """Returns (value, lower bound), and the order in ``jobs.best``; see `carlier`.
 
-    A node is a problem with later heads and shorter urgencies (duration - tail), n numbers each
-    from place n * row on. On the critical path of its Schrage schedule the interference job c goes
-    before or behind the critical set: two children. Row 0 is the given problem.
+    A node is a problem with later heads and shorter urgencies, n jobs from place n * row on. On the
+    critical path of its Schrage schedule the interference job c goes before or behind the critical
+    set: two children. Row 0 is the given problem.
     """
-    n = len(head)
-    n_open, nodes, best = 1, 0, _FAR
+    n = len(jobs)
+    n_open, tried, best = 1, 0, _FAR
     # invariant: an optimal schedule has value `best`, or is one of an open node below `best`;
     # bounds_of an open node is a lower bound of it
-    while 0 < n_open < len(bounds_of) - 1 and nodes < node_limit:
-        nodes += 1
+    while 0 < n_open < len(bounds_of) - 1 and tried < node_limit:
+        tried += 1
         n_open -= 1
         at = n * n_open
-        bound = max(
-            bounds_of[n_open], _sequence(heads, urgencies, at, duration, scratch, True)
-        )  # fmt: skip
+        bound = max(bounds_of[n_open], _sequence(jobs, nodes, at, True))
         if bound >= best:
             continue
-        _sequence(heads, urgencies, at, duration, scratch, False)
+        _sequence(jobs, nodes, at, False)
         now = value = 0  # of this order by the given data
         for k in range(n):
-            i = scratch[1, k]
-            now = max(now, head[i])
-            value = max(value, now + tail[i])
-            now += duration[i]
+            job = jobs[jobs[k].done]
+            now = max(now, job.head)
+            value = max(value, now + job.tail)
+            now += job.duration
         if value < best:
             best = value
             for k in range(n):
-                best_order[k] = scratch[1, k]
-        c, p = _interference(heads, urgencies, at, duration, scratch)
+                jobs[k].best = jobs[k].done
+        c, p = _interference(jobs, nodes, at)
         if c < 0 or bound >= best:
             continue
-        last = urgencies[at + scratch[1, p]]
-        least, work = heads[at + scratch[1, p]], 0
+        end = nodes[at + jobs[p].done]
+        last, least, work = end.urgency, end.head, 0
         for k in range(c + 1, p + 1):
-            work += duration[scratch[1, k]]
-            least = min(least, heads[at + scratch[1, k]])
-        c = scratch[1, c]
-        before_u, behind_r = min(urgencies[at + c], last - work), max(heads[at + c], least + work)
+            work += jobs[jobs[k].done].duration
+            least = min(least, nodes[at + jobs[k].done].head)
+        c = jobs[c].done
+        head, urgency, duration = nodes[at + c].head, nodes[at + c].urgency, jobs[c].duration
+        before_u, behind_r = min(urgency, last - work), max(head, least + work)
         bound = max(bound, least + work - last)
-        before = work + duration[c] + min(heads[at + c], least) - max(last, before_u)
-        behind = least + work + duration[c] - max(last, urgencies[at + c])
+        before = work + duration + min(head, least) - max(last, before_u)
+        behind = least + work + duration - max(last, urgency)
         up = 1 if before <= behind else 0  # the child of the smaller bound is on top
         for i in range(n):
-            heads[at + n + i], urgencies[at + n + i] = heads[at + i], urgencies[at + i]
-        urgencies[at + n * up + c], heads[at + n * (1 - up) + c] = before_u, behind_r
+            nodes[at + n + i].head = nodes[at + i].head
+            nodes[at + n + i].urgency = nodes[at + i].urgency
+        nodes[at + n * up + c].urgency = before_u
+        nodes[at + n * (1 - up) + c].head = behind_r
         bounds_of[n_open + up], bounds_of[n_open + 1 - up] = max(bound, before), max(bound, behind)
         n_open += 2
     lower = best

@@ -8,7 +8,7 @@ import numpy as np
 
 from optsched.model import bounds
 from optsched_solvers.shop.proof.order_relaxations import Relaxation, number_of_states, relaxations
-from optsched_solvers.shop.proof.order_states import GROUPS, NEVER, explore
+from optsched_solvers.shop.proof.order_states import KIND, NEVER, SEARCH, explore
 
 if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Schedule
@@ -25,26 +25,22 @@ class Probe:
     """Decide in slices whether some order ends by a deadline."""
 
     def __init__(self, relaxation: Relaxation, deadline: int, finish: IntArray) -> None:
-        n = len(relaxation.copies)
-        self.copies = relaxation.copies
+        copies, pairs = relaxation.copies, relaxation.pairs
         families = [f for group in relaxation.groups for f in group]
-        first = np.cumsum([0, *(len(group) for group in relaxation.groups)])
-        self.general = np.zeros(GROUPS + 5, np.int64)
-        self.general[:GROUPS] = (
-            n, relaxation.pairs, deadline, 0, relaxation.states, relaxation.capacity, 0
-        )  # fmt: skip
-        self.general[GROUPS:] = first
-        self.table = np.ascontiguousarray(relaxation.table).ravel()
+        first = np.cumsum([0, *(len(group) for group in relaxation.groups)]).tolist()
+        space = (pairs, deadline, 0, relaxation.states, relaxation.capacity, 0, *first)
+        self.space = np.array([space], SEARCH)
+        sizes = [number_of_states([c], pairs) for c in copies.tolist()]
+        stride = np.cumprod([1, *sizes[:-1]], dtype=np.int64)
+        columns = zip(copies.tolist(), stride.tolist(), relaxation.table.tolist(), strict=True)
+        self.kinds = np.array([(c, s, *row, 0, 0) for c, s, row in columns], KIND)
         self.base = np.array([f.base for f in families], np.int64).ravel()
-        weight = np.array([f.weight for f in families], np.int64).reshape(-1, n)
+        weight = np.array([f.weight for f in families], np.int64).reshape(-1, len(copies))
         self.weight = weight.ravel()
         self.sums = np.zeros(len(families), np.int64)
         for group in (1, 3):  # at first no row has passed
             rows = slice(first[group], first[group + 1])
-            self.sums[rows] = weight[rows] @ self.copies
-        sizes = [number_of_states([c], relaxation.pairs) for c in self.copies.tolist()]
-        self.stride = np.cumprod([1, *sizes[:-1]], dtype=np.int64)
-        self.digits = np.zeros(2 * n, np.int64)
+            self.sums[rows] = weight[rows] @ copies
         self.finish = finish[: relaxation.states]
         self.finish[:] = NEVER
         self.finish[0] = 0
@@ -52,9 +48,8 @@ class Probe:
     def advance(self, states: int) -> bool | None:
         """Whether the deadline can be met; None if more slices are needed."""
         end = explore(
-            self.general, self.copies, self.stride, self.table, self.base, self.weight, self.sums,
-            self.digits, self.finish, states,
-        )  # fmt: skip
+            self.space, self.kinds, self.base, self.weight, self.sums, self.finish, states
+        )
         return None if end == -1 else bool(end < NEVER)
 
 
