@@ -154,13 +154,10 @@ def peak_memory(schedule: Schedule, resource: int) -> int:
 
 
 def memory_steps(schedule: Schedule, resource: int, cycles: int = 1) -> tuple[IntArray, IntArray]:
-    """Bytes held on a resource over time, as a step function.
+    """Bytes held on a resource over time, as a step function: times and levels.
 
-    Returns
-    -------
-    times, levels
-        The level is ``levels[k]`` from ``times[k]`` to ``times[k + 1]``; times strictly ascend
-        and lie in 0..horizon. Peaks that last no time (zero durations) do not show.
+    The level is ``levels[k]`` from ``times[k]`` to ``times[k + 1]``; times strictly ascend and lie
+    in 0..horizon. Peaks that last no time (zero durations) do not show.
     """
     start = _starts(schedule)
     row = _sequence(schedule, resource)

@@ -53,13 +53,7 @@ class Known(NamedTuple):
 
 
 def load(source: str) -> Instance:
-    """Read an instance from a file of any format, or by its published name.
-
-    Raises
-    ------
-    InputError
-        No such file or name, or the file is wrong.
-    """
+    """Read an instance from a file of any format, or by its published name."""
     from optsched.formats.read_problem import read_problem
 
     problem = read_problem(source)
@@ -67,13 +61,7 @@ def load(source: str) -> Instance:
 
 
 def load_all(sources: Sequence[str]) -> list[Instance]:
-    """Read instances, each once.
-
-    Raises
-    ------
-    InputError
-        Two different instances have the same name.
-    """
+    """Read instances, each once; refuse two different ones of the same name."""
     found: dict[str, Instance] = {}
     for source in sources:
         instance = load(source)
@@ -86,13 +74,7 @@ def load_all(sources: Sequence[str]) -> list[Instance]:
 
 
 def published_bounds(instances: Iterable[tuple[str, str]]) -> dict[str, Known]:
-    """Return the best known bounds of published job shops, recognized by name and hash.
-
-    Parameters
-    ----------
-    instances
-        Names and hashes (`Problem.sha256`).
-    """
+    """Return the best known bounds of published job shops, recognized by name and hash."""
     from optsched.problems.jobshop import published
 
     known = published.bounds()

@@ -104,13 +104,7 @@ class Results:
         return frame({key: [getattr(row, key) for row in self.rows] for key in COLUMNS})
 
     def append(self, row: Row) -> None:
-        """Append a row to the file in one write.
-
-        Raises
-        ------
-        InputError
-            The file cannot be written.
-        """
+        """Append a row to the file in one write."""
         if self._torn:
             content = read_bytes(self.path)
             write_atomic(self.path, content[: content.rfind(b"\n") + 1])

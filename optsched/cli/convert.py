@@ -93,13 +93,7 @@ def target_of(output: Path, to: str) -> str:
 
 
 def converted(problem: Problem, target: str, name: str) -> tuple[bytes, list[str]]:
-    """Return the content of the new file, and the information that it lost.
-
-    Raises
-    ------
-    InputError
-        The format cannot hold such a problem at all.
-    """
+    """Return the content of the new file, and the information that it lost."""
     if not isinstance(problem, (JobShop, JobArray, Schedule)):
         raise InputError(
             f"{name}: a {type(problem).__name__} has one format only, its own document"

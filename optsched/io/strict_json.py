@@ -88,10 +88,7 @@ _DECODER: Final = json.JSONDecoder(
 def parse(text: str, name: str) -> Any:
     """Parse JSON text; refuse duplicate keys, NaN, Infinity and half surrogate pairs.
 
-    Raises
-    ------
-    InputError
-        With ``name:line:column`` for syntax; `name` is the file.
+    Errors of syntax begin with ``name:line:column``; `name` is the file.
     """
     try:
         tree = _DECODER.decode(text)

@@ -88,14 +88,7 @@ _NUMBERS = tuple(
 
 
 def read(text: str, name: str = "schedule") -> Schedule:
-    """Read a schedule (or, without sequences and starts, an instance) from the text of a file.
-
-    Raises
-    ------
-    InputError
-        With the place, the rule and the value: syntax, duplicate or unknown fields, types,
-        ranges, arcs to nowhere, cycles, sums that overflow.
-    """
+    """Read a schedule (or, without sequences and starts, an instance) from the text of a file."""
     with without_collector():
         return from_tree(parse(text, name), name)
 

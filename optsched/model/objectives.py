@@ -34,13 +34,7 @@ OBJECTIVES: Final = (MAKESPAN, TOTAL, LATENESS)
 def goal_of(
     n_jobs: int, objective: str = MAKESPAN, job_weight: Any = None, due: Any = None
 ) -> Goal:
-    """A checked goal for a problem with so many jobs.
-
-    Raises
-    ------
-    InputError
-        Naming the field and the job; also for the maximum lateness without due dates.
-    """
+    """A checked goal for a problem with so many jobs."""
     one_of("objective", objective, OBJECTIVES)
     weights = _per_job("job_weight", job_weight, n_jobs, 1)
     dates = _per_job("due", due, n_jobs, 0)

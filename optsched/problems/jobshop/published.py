@@ -33,13 +33,9 @@ def is_name(text: str) -> bool:
 
 
 def instance(name: str) -> JobShop:
-    """Return a published job shop.
+    """Return a published job shop: ``ft06``, ``la01``, ``abz5``, ``orb01``, ``swv01``, ..., ``ta80``.
 
-    Parameters
-    ----------
-    name
-        ``ft06``, ``la01``, ``abz5``, ``orb01``, ``swv01``, ``yn1``, ..., ``ta80``; those of
-        Taillard are generated from their seeds.
+    Those of Taillard are generated from their seeds.
     """
     entries = _entries()
     if name not in entries:

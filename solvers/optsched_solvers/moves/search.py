@@ -137,10 +137,7 @@ class _Search:
     def solved(self, d: int, width: float, cutoff: float) -> tuple[Found, float]:
         """Find a plan below a cost; changes elsewhere that cost more than `width` are left out.
 
-        Returns
-        -------
-        tuple
-            The plan, and the least cost of a change that is left out.
+        Also returns the least cost of a change that is left out.
         """
         jobs, near, priced = self.counts.jobs, self.near[d], self.counts.cost
         evict = {j: priced(jobs[j].evict) for j in self.evict - near - self.distant}
@@ -200,11 +197,8 @@ def most_free(
 ) -> tuple[Found, list[str], int]:
     """Find moves that leave most domains of a level free.
 
-    Returns
-    -------
-    tuple
-        The plan, with the cost of its moves; names of the free domains; and a bound on their
-        number.
+    Returns the plan, with the cost of its moves; names of the free domains; and a bound on their
+    number.
     """
     cluster = counts.snapshot.cluster
     most = counts.unit * (budget + 1) - 1

@@ -132,13 +132,7 @@ def quick_schedule(dispatcher: Dispatcher, variant: Variant) -> tuple[Csr, IntAr
 
 
 def order_of(graph: Schedule, sequences: Csr) -> IntArray:
-    """Return one topological order of all operations that agrees with arcs and sequences.
-
-    Raises
-    ------
-    CyclicOrder
-        Arcs and sequences contradict each other.
-    """
+    """Return one topological order of all operations that agrees with arcs and sequences."""
     from optsched.kernels import longest_path
 
     heads = longest_path.evaluate(graph, sequences).heads
