@@ -89,6 +89,18 @@ SECTIONS: Final = {
 }
 """Headings of the help, with their commands."""
 
+RENAMED: Final = {
+    "bound": "show FILE", "solvers": "show", "plot": "show FILE -o PICTURE",
+    "trace": "show FILE -o FILE.perfetto.json", "pipeline": "generate pipeline",
+    "topology": "gpus topology", "bandwidth": "gpus bandwidth", "dispatch": "gpus choose",
+    "workload": "cluster workload", "simulate": "cluster simulate", "decide": "cluster decide",
+    "manifest": "cluster manifest", "elastic": "cluster elastic", "version": "--version",
+    "serve-make": "slim make", "serve-plan": "slim plan", "serve-sim": "slim simulate",
+    "serve-check": "slim check", "serve-bench": "slim bench", "serve-train": "slim train-router",
+    "serve-profile": "slim profile", "serve-run": "slim run", "slim-train": "slim train",
+}  # fmt: skip
+"""Former names, and those that replace them."""
+
 
 class Commands(TyperGroup):
     """A group that finds its commands in the table; listing them imports none."""
@@ -112,6 +124,8 @@ class Commands(TyperGroup):
         """Return the command, or group of commands, of a name."""
         if cmd_name in self.texts:
             return command(f"{self.prefix}{cmd_name}")
+        if cmd_name in RENAMED and not self.prefix and not ctx.resilient_parsing:
+            raise InputError(f"{cmd_name}: now `optsched {RENAMED[cmd_name]}`")
         return None
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:

@@ -33,7 +33,7 @@ def is_name(text: str) -> bool:
 
 
 def instance(name: str) -> JobShop:
-    """Return a published job shop: ``ft06``, ``la01``, ``abz5``, ``orb01``, ``swv01``, ..., ``ta80``.
+    """Return a published job shop: ``ft06``, ``la01``, ``abz5``, ``orb01``, ..., ``ta80``.
 
     Those of Taillard are generated from their seeds.
     """
