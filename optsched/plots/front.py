@@ -95,11 +95,8 @@ def _draw(points: Sequence[Point], x: str, y: str) -> Figure:
     for axes, load in zip(figure.subplots(1, len(loads), squeeze=False)[0], loads, strict=True):
         some = [point for point in points if point.load == load]
         front = sorted((p.mean[x], p.mean[y]) for p in front_of(some, x, y))
-        static = sorted(
-            (p.mean[x], p.mean[y])
-            for p in some
-            if p.router.startswith("static") and not p.saturated
-        )
+        fixed = [p for p in some if p.router.startswith("static") and not p.saturated]
+        static = sorted((p.mean[x], p.mean[y]) for p in fixed)
         axes.plot(*zip(*static, strict=True), color=MUTED, lw=0.7, ls=":") if static else None
         axes.plot(*zip(*front, strict=True), color=GRID, lw=3, zorder=0) if front else None
         for point in some:
