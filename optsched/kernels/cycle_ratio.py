@@ -56,7 +56,7 @@ class ArcsByTail(NamedTuple):
     tokens: IntArray
 
 
-ARCS: Final[Any] = types.NamedTuple([INTS, INTS, INTS, INTS], ArcsByTail)
+ARCS: Final[Any] = types.NamedUniTuple(INTS, 4, ArcsByTail)
 
 
 class CycleArcs(NamedTuple):
