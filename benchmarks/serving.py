@@ -1,9 +1,11 @@
 """Routers of slimmable inference side by side, on the same traces.
 
     python -m benchmarks.serving routers [--seeds 16] [--first-seed 0] [--out FILE.json]
+    python -m benchmarks.serving front   [--seeds 16]      a price sweep against all static tuples
     python -m benchmarks.serving paper   [--seeds 16] [--policy FILE.npz ...]
     python -m benchmarks.serving speed [--policy FILE.npz] decisions per second, Python beside it
     python -m benchmarks.serving deadlines [--seeds 16]    attainment at 1.2 times the capacity
+    python -m benchmarks.serving plan                      the planner against the hand-made plan
     python -m benchmarks.serving learn [--modes flow paper] [--seeds 5] [--decisions N]
     python -m benchmarks.serving executor --scenario S.json --network NET.pt
     python -m benchmarks.serving live --scenario S.json --network NET.pt [--requests 10000]
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 
 LOADS = {"2500x3": (2500, 3.0), "4500x2.5": (4500, 2.5), "2500": (2500, 1.0), "4500": (4500, 1.0)}
 SECONDS = 8.0
+PRICES = tuple(round(2 ** (i / 6 - 2), 3) for i in range(48))  # ms per point
 
 HAND_MADE = [
     *((s, 0, 0) for s in range(3)),
@@ -110,6 +113,50 @@ def compare(seeds: range, out: Path | None) -> None:
         write_atomic(out, msgspec.json.encode(tree))
 
 
+def hypervolume(points: list[Point], accuracy: float = 70.0, p99_ms: float = 100.0) -> float:
+    """The area that the points dominate, of accuracy above and P99 below a reference point."""
+    area, reached = 0.0, accuracy
+    able = [(p.mean["p99_ms"], p.mean["accuracy"]) for p in points if not p.saturated]
+    for latency, percent in sorted(able):
+        if latency < p99_ms and percent > reached:
+            area += (percent - reached) * (p99_ms - latency)
+            reached = percent
+    return area
+
+
+def front(seeds: range) -> None:
+    """A price sweep of `marginal` against all 256 static tuples: fronts and hypervolumes."""
+    for load in LOADS:
+        plan = plan_for(load)
+        swept = []
+        for price in PRICES:
+            swept += serving.compare(
+                trace_maker(load, ms_per_point=price), {f"{price:g} ms/point": MarginalCost()},
+                seeds=seeds, plan=plan, load=load,
+            )  # fmt: skip
+        static = {
+            ",".join(map(str, row)): Router(serving.Static(tuple(row)), serving.JSED(), 8)
+            for row in serving.reference(rate=1).tuples.tolist()
+        }
+        tuples = serving.compare(trace_maker(load), static, seeds=seeds, plan=plan, load=load)
+        cold = serving.compare(trace_maker(load), routers(), seeds=seeds, load=load)
+        own = serving.front_of(swept)
+        beaten = [
+            any(
+                p.mean["accuracy"] >= c.mean["accuracy"] and p.mean["p99_ms"] <= c.mean["p99_ms"]
+                for p in own
+            )
+            for c in cold
+            if not c.saturated
+        ]
+        print(
+            f"{load}/s: {len(own)} points of the sweep on its front; hypervolume "
+            f"{hypervolume(swept):.1f}, of the 256 static tuples "
+            f"{hypervolume(tuples):.1f} ({sum(p.saturated for p in tuples)} saturated); "
+            f"cold points that are not saturated, dominated: {sum(beaten)} of {len(beaten)}"
+        )
+
+
 def paper(seeds: range, policies: list[Path]) -> None:
     """The shape of the paper's tables: random routing without a plan, and what replaces it."""
     for rate, burst in ((2500, 3.0), (500, 1.0)):
@@ -143,6 +190,16 @@ def paper(seeds: range, policies: list[Path]) -> None:
                 for key, value in mean.items()
             )
             print(f"{name:18}{cells}")
+    print("\nrandom routing for longer and longer traces of 2500/s, bursts 3 (it is overloaded):")
+    for seconds in (2, 4, 8, 16):
+        runs = [
+            serving.simulate(
+                serving.reference(rate=2500, burst=3, seconds=seconds, seed=seed),
+                routers()["random"], seed=seed, log=False,
+            ).summary.mean_ms
+            for seed in seeds
+        ]  # fmt: skip
+        print(f"  {seconds:2} s: mean latency {statistics.mean(runs):8.0f} ms")
 
 
 def deadlines(seeds: range) -> None:
@@ -218,6 +275,25 @@ def readable(given: Any) -> Any:
     if isinstance(given, tuple):
         return type(given)(*map(readable, given))
     return given.view(np.recarray) if given.dtype.names else given
+
+
+def plans() -> None:
+    """Seconds and status of the planner; the objective, simulated, beside the hand-made plan's."""
+    for load in LOADS:
+        begin = time.perf_counter()
+        plan = plan_for(load)
+        seconds = time.perf_counter() - begin
+        costs = []
+        for chosen in (plan, Plan.of(HAND_MADE)):
+            runs = [
+                serving.simulate(trace_maker(load)(seed), MarginalCost(), plan=chosen, log=False)
+                for seed in range(16)
+            ]
+            costs.append(np.mean([run.cost / run.summary.completed / 1e6 for run in runs]))
+        print(
+            f"{load}/s: {plan.status} in {seconds:.2f} s, cost {costs[0]:.3f} ms a request, with "
+            f"the hand-made plan {costs[1]:.3f}"
+        )
 
 
 def learn(modes: list[str], seeds: range, decisions: int) -> None:
@@ -366,9 +442,8 @@ def overload(scenario: Path, network: Path) -> None:
 def main() -> int:
     """Run one of the studies."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    studies = (
-        "routers", "paper", "deadlines", "speed", "learn", "executor", "live", "overload",
-    )  # fmt: skip
+    studies = ("routers", "front", "paper", "deadlines", "speed", "plan", "learn", "executor",
+               "live", "overload")  # fmt: skip
     parser.add_argument("what", choices=studies)
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -383,6 +458,8 @@ def main() -> int:
     seeds = range(given.first_seed, given.first_seed + given.seeds)
     if given.what == "routers":
         compare(seeds, given.out)
+    elif given.what == "front":
+        front(seeds)
     elif given.what == "paper":
         paper(seeds, given.policy)
     elif given.what == "deadlines":
@@ -391,12 +468,15 @@ def main() -> int:
         speed(given.policy)
     elif given.what == "learn":
         learn(given.modes, seeds, given.decisions)
-    elif given.scenario is None or given.network is None:
-        parser.error(f"{given.what} needs --scenario and --network")
-    elif given.what == "live":
-        live(given.scenario, given.network, given.requests)
+    elif given.what in ("executor", "live", "overload"):
+        if given.scenario is None or given.network is None:
+            parser.error(f"{given.what} needs --scenario and --network")
+        if given.what != "live":
+            {"executor": executor, "overload": overload}[given.what](given.scenario, given.network)
+        else:
+            live(given.scenario, given.network, given.requests)
     else:
-        {"executor": executor, "overload": overload}[given.what](given.scenario, given.network)
+        plans()
     return 0
 
 
