@@ -24,10 +24,10 @@ FLOORS = (
 
 MOST: dict[str, dict[str, int]] = {
     "lines": {
-        "analysis": 1000, "arraypipe": 13600, "bandwidth": 10177, "bench": 990, "cli": 3970,
+        "analysis": 991, "arraypipe": 13600, "bandwidth": 10177, "bench": 977, "cli": 3970,
         "cluster": 10540, "elastic": 2996, "errors": 110, "formats": 3560, "io": 893,
-        "kernels": 1575, "model": 3018, "optsched": 200, "optsched_solvers": 13194,
-        "pipelines": 1753, "plots": 1444, "problems": 4200, "service": 2883, "serving": 6610,
+        "kernels": 1565, "model": 3018, "optsched": 200, "optsched_solvers": 13194,
+        "pipelines": 1747, "plots": 1444, "problems": 4184, "service": 2883, "serving": 6610,
         "solving": 1424, "plan": 2204, "testing": 1500, "version": 100,
     },
     "files over 700 lines": {},
