@@ -125,7 +125,6 @@ def _only(given: Mapping[str, object], possible: bool, where: str) -> None:
 
 
 def _past_jobs(history: Path, given: ClusterSnapshot) -> PastJobs:
-    """Read the trace of past jobs."""
     from optsched.cluster import read_trace
     from optsched.plan.expected import past_jobs
 
