@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from optsched.model.schedule import Schedule
     from optsched.plan import ClusterSnapshot, MovePlan
-    from optsched.plan.expected import PastJobs
     from optsched.plan.starts import Plan
 
 
@@ -73,9 +72,10 @@ def plan(
     Example: optsched plan snapshot.json --clear big-job
     """
     from optsched.bandwidth import read_model
+    from optsched.cluster import read_trace
     from optsched.model.schedule import Schedule
     from optsched.plan.arrays import order_arrays
-    from optsched.plan.expected import POLICY
+    from optsched.plan.expected import POLICY, past_jobs
     from optsched.plan.starts import plan as plan_snapshot
     from optsched.solving.fan_out import Engine
 
@@ -101,7 +101,7 @@ def plan(
         wrote(output, plans[0].after().write, quiet=as_json)
         return
     before = None if previous is None else Schedule.read(previous)
-    past = None if history is None else _past_jobs(history, given)
+    past = None if history is None else past_jobs(read_trace(history, ignore_columns=True), given)
     with Bar().clock("starts, and orders of arrays"):
         found = plan_snapshot(
             given, model=known, policy=POLICY if policy is None else policy, previous=before,
@@ -122,13 +122,6 @@ def _only(given: Mapping[str, object], possible: bool, where: str) -> None:
     for name, value in given.items():
         if value is not None and not possible:
             raise InputError(f"{name}: expected only {where}")
-
-
-def _past_jobs(history: Path, given: ClusterSnapshot) -> PastJobs:
-    from optsched.cluster import read_trace
-    from optsched.plan.expected import past_jobs
-
-    return past_jobs(read_trace(history, ignore_columns=True), given)
 
 
 def _print_starts(found: Plan, schedule: Schedule, before: Schedule | None, as_json: bool) -> None:
