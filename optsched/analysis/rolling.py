@@ -27,7 +27,7 @@ def rolling(
     Every iteration ends as early as the orders allow, and starts as late as possible before that.
     Starts are reduced modulo the period, which rotates sequences and changes offsets only. The
     least offset of every job is 0; if arcs connect jobs, the least of all. Held memory is not
-    checked. Raises as `optsched.kernels.cycle_ratio.cycle_time`.
+    checked. Errors are those of `optsched.kernels.cycle_ratio.cycle_time`.
     """
     if not isinstance(sequences, Csr):
         sequences = Csr.of(sequences)

@@ -92,10 +92,10 @@ def read_logs(
 ) -> MeasurementTable:
     """Out-of-place bus bandwidths of one payload; a file may hold several runs.
 
-    GPU ids are the device numbers of the processes. With ``CUDA_VISIBLE_DEVICES``, print ``#
-    optsched gpus: n01:4-7 n02:0,1`` into the log, before the run or in it; without it, if several
-    processes use one number for different GPUs, the measurement has no GPUs. Of a log that ends
-    before ``# Avg bus bandwidth`` the complete rows count, with a warning, if a payload is chosen.
+    GPU ids are the device numbers of the processes. With ``CUDA_VISIBLE_DEVICES``, print
+    ``# optsched gpus: n01:4-7 n02:0,1`` into the log, before the run or in it; without it, if
+    several processes use one number for different GPUs, the measurement has no GPUs. Of a log that
+    ends before ``# Avg bus bandwidth`` complete rows count, with a warning, if a payload is chosen.
 
     Parameters
     ----------

@@ -24,9 +24,9 @@ class LongestPath(NamedTuple):
 
 
 def evaluate(graph: Schedule, sequences: Csr) -> LongestPath:
-    """Longest paths of a one-shot graph under the given machine orders; raises as the original.
+    """Longest paths of a one-shot graph under the given machine orders.
 
-    Gangs, lags, setups and releases count.
+    Gangs, lags, setups and releases count. Errors are those of `optsched.model.graph.evaluate`.
     """
     if graph.period is not None:
         raise InputError("a periodic schedule has no single longest path; unroll it first")

@@ -238,10 +238,7 @@ def plan_instances(
 
 
 def _times(scenario: Scenario) -> tuple[FloatArray, FloatArray]:
-    """Mean ns of an instance, and ns of U = 1, of an image in a batch of `BATCH` images.
-
-    Both are [server][segment][input width][width].
-    """
+    """Mean ns of an instance and of U = 1 for an image, [server][segment][input width][width]."""
     busy, load = np.empty_like(scenario.cost), np.zeros_like(scenario.cost)
     for s, server in enumerate(scenario.servers):
         slowed = 1.0
@@ -316,6 +313,9 @@ def _server_costs(
     held = [int(v) * n for v, n in zip(scenario.vram.ravel(), count.ravel(), strict=True)]
     solver.Add(solver.Sum(held) <= round(server.vram_mb * 1000))
     load, cost = [], []
+    if server.parallel is not None:
+        busy = [per_ns * times[0][at] * one for at, one in flow.items() if at[0] == s]
+        solver.Add(solver.Sum(busy) <= BUSY * server.parallel)
     for k, row in enumerate(count):
         steps = [at for at in flow if at[:2] == (s, k)]
         for least in range(len(row)):  # nested pools: batches that need at least this width

@@ -27,13 +27,13 @@ GRID = np.array(
 
 
 def one_server(seed: int) -> Scenario:
-    """Two segments, two widths, memory for some instances."""
+    """Two segments, two widths, memory for some instances; a limit of batches at a time or none."""
     dice = np.random.default_rng([seed, 9])
     mmac = np.sort(dice.uniform(0.2, 2.0, (2, 2, 2)), axis=2)
     return plain(
         k=2, n=2, mmac=[mmac[0, :1].tolist(), mmac[1].tolist()], launch_ms=1.0,
         accuracy=np.sort(dice.uniform(50, 60, 4)).tolist(), vram_mb=float(dice.integers(6, 16)),
-        instance_mb=[[2.0, 3.0], [2.0, 3.0]], arrival_ms=[0.0],
+        instance_mb=[[2.0, 3.0], [2.0, 3.0]], arrival_ms=[0.0], parallel=(None, 1, 2)[seed % 3],
     )  # fmt: skip
 
 
@@ -43,7 +43,8 @@ def by_hand(scenario: Scenario, rate: float, counts: Any, weight: Any = None) ->
     first, second = scenario.tuples.T
     took = np.stack([whole[0, 0, first], whole[1, first, second]])
     reserve = np.cumsum(counts[:, ::-1], axis=1)[:, ::-1] * BUSY
-    able = np.full(len(GRID), True)
+    parallel = scenario.servers[0].parallel or np.inf
+    able = GRID @ took.sum(axis=0) * rate / 1e3 / BATCH <= BUSY * parallel + 1e-9
     for k, least in product(range(2), range(2)):  # who needs at least this width
         busy = took[k] * (scenario.tuples[:, k] >= least) * rate / 1e3 / BATCH
         able &= GRID @ busy <= reserve[k, least] + 1e-9
@@ -58,7 +59,7 @@ def by_hand(scenario: Scenario, rate: float, counts: Any, weight: Any = None) ->
 @seeds(6)
 def test_the_plan_is_the_best_of_all(seed: int) -> None:
     """Of all numbers of instances that fit into memory, with the best shares of tuples."""
-    scenario, rate = one_server(seed), 250.0
+    scenario, rate = one_server(seed), 300.0
     plan = plan_instances(scenario, rate=rate, headroom=1.0)
     assert plan.status == "optimal" and plan.rate == rate and plan.objective_ms is not None
     plan.check(scenario)

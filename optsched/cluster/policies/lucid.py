@@ -123,7 +123,7 @@ class Lucid(Rigid):
         super().__init__(gang=gang)
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
-        """Also estimated work, kind of every job, and which kinds may be packed."""
+        """Arguments of `Rigid`, estimated work, kinds of jobs, and which may be packed."""
         kind: IntArray = np.zeros(len(workload), np.int64)
         fits = np.zeros((1, 1), bool)
         if self.table is not None:

@@ -178,7 +178,7 @@ class InOrder(Rigid):
         super().__init__(gang=gang)
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
-        """Also the options as numbers."""
+        """Arguments of `Rigid`, and the options as numbers."""
         given = super().arguments(workload, nodes, settings)
         return *given, self.order, BACKFILLS.index(self.backfill)
 
@@ -201,7 +201,7 @@ class Fifo(InOrder):
 
 
 class Sjf(InOrder):
-    """Likewise, in order of estimated duration."""
+    """Pending jobs start in order of estimated duration; options as of `Fifo`."""
 
     name = "sjf"
     order = BY_ESTIMATE
@@ -316,7 +316,7 @@ class Las(Rigid):
         super().__init__(gang=gang)
 
     def arguments(self, workload: Workload, nodes: Nodes, settings: Settings) -> tuple[Any, ...]:
-        """Also thresholds and round in the unit of the workload."""
+        """Arguments of `Rigid`, thresholds, and round in the unit of the workload."""
         second = PER_SECOND[workload.time_unit]
         thresholds = (_THRESHOLD * second,) if self.thresholds is None else self.thresholds
         every = _ROUND * second if self.round is None else self.round
