@@ -102,16 +102,16 @@ def show(
     """
     cluster = Cluster.read(file)
     found = None if state is None else ClusterState.read(state, cluster)
-    marked = set(cluster.parse(gpus or ""))
+    marked, now = set(cluster.parse(gpus or "")), found or ClusterState.idle(cluster)
     if output is not None:
         from optsched.plots.cluster_map import gpu_map
 
         check_outputs([output], [file, state])
-        gpu_map(found or ClusterState.idle(cluster), output, marked)
-        print(f"wrote {output}")
-        return
+        gpu_map(now, output, marked)
+        if not as_json:
+            print(f"wrote {output}")
+            return
     notes = [*_type_notes(cluster), *assumptions(cluster), *_level_notes(cluster)]
-    now = found or ClusterState.idle(cluster)
     if found is not None or marked:
         notes += _placeholders(now)
     if as_json:

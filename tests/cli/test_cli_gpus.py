@@ -120,7 +120,9 @@ def test_refused(site: Cli, words: tuple[str, ...], said: str) -> None:
 
 def test_bandwidth_commands(site: Cli) -> None:
     """Check says how far measurements are off; plan writes a script; both refuse nonsense."""
-    shown = site("gpus", "topology", "show", "c.json", "--state", "s.json", "--json")
+    words = ("gpus", "topology", "show", "c.json", "--state", "s.json", "--json")
+    shown = site(*words)
+    assert site(*words, "-o", "map.svg").out == shown.out and Path("map.svg").stat().st_size
     cluster, state = Cluster.read("c.json"), ClusterState.read("s.json", Cluster.read("c.json"))
     found = json.loads(shown.out)
     assert (found["hosts"], found["gpus"]) == (cluster.n_hosts, cluster.n_gpus)
