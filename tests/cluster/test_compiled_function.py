@@ -157,6 +157,8 @@ def test_by_module_and_name(name):
     assert all(np.array_equal(a, b) for a, b in zip(*logs, strict=True) if a is not None)
     with pytest.raises(InputError, match="cannot be loaded"):
         get("named_policies:Nothing")
+    with pytest.raises(InputError, match=r"without folder and \.py"):
+        get("named_policies.py:Limited")
     with pytest.raises(InputError, match="no method `decide`"):
         get("math:pi")
 

@@ -195,7 +195,8 @@ def _from_module(name: str) -> Any:
     try:
         return getattr(import_module(module), attribute)
     except (Exception, SystemExit) as error:  # the module is the caller's: whatever breaks in it
-        message = f"{type(error).__name__}: {error}"
+        hint = "; name the module, without folder and .py" if module.endswith(".py") else ""
+        message = f"{type(error).__name__}: {error}{hint}"
         raise InputError(f"policy: {name!r:.60} cannot be loaded: {message}") from error
     finally:
         sys.path[:] = before
