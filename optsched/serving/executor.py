@@ -50,7 +50,7 @@ _PENDING: Final = -1  # end of a batch that is running
 
 
 class RequestsLost(OptschedError):
-    """Servers died with requests that could not be served; of a replay, the run is in ``.run``.
+    """Servers died with requests, or the network failed on them; of a replay, ``.run`` is the run.
 
     Examples
     --------
@@ -133,10 +133,7 @@ class Controller:
         return commands
 
     def _adapt(self, s: int, late: int) -> None:
-        """Correct the launch time of a server by the delay of a batch; at most four times as long.
-
-        Decisions and shedding use it: a server may be slower than when it was measured.
-        """
+        """Correct the launch time that decisions use by the delay of a batch; at most 4 times."""
         least, launch = int(self.scenario.launch[s]), self.world.core.server["launch"]
         late = min(max(late, -least), least)
         launch[s] = min(max(least, int(launch[s]) + late // 8), 4 * least)
@@ -395,7 +392,7 @@ class Loop(Controller):
         """Pass an event to the controller, and its commands to the servers."""
         commands = self.feed(event, s, which, self.now())
         if dropped := self.shed():
-            self.free += self.place[dropped].tolist()
+            self._vacate(dropped)
             self.refuse(dropped, DeadlineMissed("the request could not be answered in time"))
         for kind, to, slot, _ in commands:
             if kind == core.RUN:
@@ -420,12 +417,22 @@ class Loop(Controller):
         batch = self.batches[s, slot] if state == core.BUSY else None
         self.process(ends.get(state, core.UNLOADED), s, slot)
         if batch is not None and batch.segment == self.scenario.n_segments - 1:
-            rows = self.place[batch.requests]
-            n = int(np.prod(self.outputs))
+            rows, n = self.place[batch.requests], int(np.prod(self.outputs))
             outputs = self.memory[self.scenario.n_segments % 2, :, :n][rows]
-            self.again.difference_update(batch.requests.tolist())
-            self.free += rows.tolist()
-            self.answer(batch.requests, outputs)
+            errors = [self.servers.failed.get(row) for row in rows.tolist()]
+            self._vacate(batch.requests.tolist())
+            for r, text in zip(batch.requests.tolist(), errors, strict=True):
+                if text is not None:
+                    self.refuse([r], RequestsLost(f"the network failed: {text}"))
+            right = np.array([text is None for text in errors])
+            self.answer(batch.requests[right], outputs[right])
+
+    def _vacate(self, requests: list[int]) -> None:
+        """Make the rows of requests free."""
+        self.again.difference_update(requests)
+        self.free += (rows := self.place[requests].tolist())
+        for row in rows:
+            self.servers.failed.pop(row, None)
 
     def _lose(self, s: int) -> None:
         """Queue the requests of a dead server once more."""
@@ -434,8 +441,7 @@ class Loop(Controller):
             raise RequestsLost(self.deaths("no server is left"))
         lost = [r for r, _ in found if r in self.again]
         self.world.trace["completed"] += len(lost)
-        self.again.difference_update(lost)
-        self.free += self.place[lost].tolist()
+        self._vacate(lost)
         self.refuse(lost, RequestsLost(self.deaths("the request lost its server twice")))
         for r, segment in found:
             if r not in lost:
@@ -482,6 +488,7 @@ class _Replay(Loop):
         )
         if self.error is None:
             return run
+        open_ = np.flatnonzero(np.isnan(self.scores).all(1) & (request["shed"] < 0)).tolist()
         names = shortened([repr(self.scenario.ids[r]) for r in open_], 10)
         lost = RequestsLost(f"{self.error}; requests that are not done: {names}")
         lost.run = run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 from collections import Counter, deque
-from collections.abc import Hashable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -22,7 +21,7 @@ from optsched.serving.log import percentile
 from optsched.serving.tables import NEVER, NS_PER_MS, milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
     from typing import Self
 
     from torch import Tensor
@@ -172,7 +171,7 @@ class LiveServer(Loop):
         """
         now = self.now()
         try:
-            given = torch.as_tensor(image)
+            given = torch.as_tensor(image).detach().cpu().to_dense()
         except (TypeError, ValueError, RuntimeError):
             raise InputError(f"image: expected floats, got {image!r:.60}") from None
         if tuple(given.shape) != self.shape or not given.is_floating_point():
@@ -180,12 +179,14 @@ class LiveServer(Loop):
                 f"image: expected floats of shape {self.shape}, got {given.dtype} of shape "
                 f"{list(given.shape)}"
             )
-        if not isinstance(key, Hashable):
-            raise InputError(f"key: expected a hashable value, got {key!r:.60}")
+        try:
+            hash(key)
+        except Exception:
+            raise InputError(f"key: expected a hashable value, got {key!r:.60}") from None
         due = NEVER
         if deadline is not None:
             due = now + round(milliseconds("deadline", deadline) * NS_PER_MS)
-        pixels = given.detach().to("cpu", torch.float32).flatten().numpy()
+        pixels = given.to(torch.float32).flatten().numpy()
         if not self._rows.acquire(blocking=threading.current_thread() is not self._thread):
             raise InputError("submit: all rows are in use, and a callback of a future cannot wait")
         future: Future[Answer] = Future()
@@ -234,6 +235,8 @@ class LiveServer(Loop):
             if not self._stopping:
                 self._stopping = True
                 self.servers.wake()
+        if threading.current_thread() is self._thread:
+            return  # from a callback of a future
         self._thread.join(timeout)
         if self._thread.is_alive():
             self._error = RequestsLost("the server was stopped")
@@ -259,7 +262,10 @@ class LiveServer(Loop):
                 self._stopping = True
             self._rows.release(self.scenario.n_requests)  # wakes threads in `submit`
             reason = self._error or RequestsLost("the server was stopped")
-            for future, key in [*self._futures.values(), *(one[-2:] for one in self._inbox)]:
+            open_ = [*self._futures.values(), *(one[-2:] for one in self._inbox)]
+            self._tally["lost"] += len(open_)
+            self._futures, self._inbox = {}, deque()
+            for future, key in open_:
                 with suppress(Exception):
                     self._complete(future, key, partial(future.set_exception, reason))
             if self._froze:

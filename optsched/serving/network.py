@@ -233,11 +233,7 @@ class Segment(nn.Module):
         self.bias = nn.Parameter(torch.zeros(net.classes)) if last else None
 
     def forward(self, x: Tensor, width: int, input_width: int = 0) -> Tensor:
-        """Return activations, or logits of the last segment, at the width of an index.
-
-        `x` has shape (n, channels, side, side); its channels are those of `input_width` (0 for
-        images).
-        """
+        """Return activations, or logits of the last segment; `input_width` is 0 for images."""
         co = self.outputs[integer("width", width, 0, len(self.outputs) - 1)]
         ci = self.inputs[integer("input_width", input_width, 0, len(self.inputs) - 1)]
         if x.ndim != 4 or x.shape[1] != ci:

@@ -252,10 +252,7 @@ def _times(scenario: Scenario) -> tuple[FloatArray, FloatArray]:
 
 
 def _solve(scenario: Scenario, rate: float, seconds: float, weight: Any = None) -> Plan | None:
-    """The best plan at a rate; None if the rate is too high.
-
-    Without `weight` (how often every width is run, [segment][width]) instances are fractions.
-    """
+    """Return the best plan, None if the rate is too high; fractional without `_weights`."""
     from ortools.linear_solver import pywraplp
 
     solver: Any = pywraplp.Solver.CreateSolver("GLOP" if weight is None else "SCIP")
@@ -349,10 +346,7 @@ def _waiting(
 
 
 def _weights(scenario: Scenario, relaxed: Plan) -> FloatArray:
-    """How often every width is run, [segment][width]: half at the planned rate, half at low load.
-
-    At low load every request runs the tuple that costs a single request least.
-    """
+    """Frequency of [segment][width]: half at the planned rate, half by the cheapest tuple."""
     segments = np.arange(scenario.n_segments)
     alone = scenario.cost[:, segments, scenario.inputs, scenario.tuples].sum(axis=2).min(axis=0)
     best = scenario.tuples[int((alone + scenario.lost).argmin())]

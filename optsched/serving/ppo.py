@@ -291,11 +291,7 @@ class Fleet(VecEnv):
 
 
 def _goal(scenario: Scenario, mode: str) -> tuple[Any, Any]:
-    """Factors of the reward, and the value of accuracy (reconstructed).
-
-    By segment and index of the prefix, completed with its last width; relative to the mean of all
-    tuples.
-    """
+    """Return factors of the reward, and the value of accuracy by prefix (reconstructed)."""
     goal = np.zeros(1, GOAL)
     if mode == "flow":
         price = _SCALE * NS_PER_MS / _L0  # of a ms of one request

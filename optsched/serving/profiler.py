@@ -238,8 +238,7 @@ def _root(f: Callable[[float], float], low: float, high: float) -> float:
 def fit(server: Server, cases: IntArray, ms: FloatArray, mmac: FloatArray) -> Server:
     """Fit launch and costs of a server by least relative errors; `parallel` is the gain measured.
 
-    `cases` are rows (segment, input width, width, images, batches at a time), those of several
-    batches behind that of one; `ms` are the times until all batches have ended.
+    Rows of `cases`: segment, input width, width, images, batches at a time; `ms` until all end.
     """
     from scipy.optimize import nnls
 

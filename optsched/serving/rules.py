@@ -182,11 +182,7 @@ def delay(world, s):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def expected(world):  # type: ignore[no-untyped-def]
-    """Estimated ns until the head of the decision is answered, by the present queues.
-
-    Later segments run at the static tuple, or at the narrowest width, on the server that is
-    fastest for each.
-    """
+    """Estimate ns until the head is answered; later segments are narrow, on the fastest server."""
     trace = world.trace[0]
     k = trace.segment
     fifo = world.fifo[k]
@@ -326,11 +322,7 @@ def sizes(state: str, servers: int, segments: int, widths: int) -> tuple[int, in
 
 @helper(counted=False, inline=True)
 def _learned(world):  # type: ignore[no-untyped-def]
-    """Decide by the policy: pi(s, w, g) = pi_server pi_width pi_group, a softmax each.
-
-    The server's is mixed with the uniform distribution: (1 - epsilon) pi + epsilon / N
-    (reconstructed).
-    """
+    """Decide by softmaxes of server, width, group; the first is mixed with a uniform epsilon."""
     x, rule = world.weights, world.rule[0]
     servers, _, widths = world.feasible.shape
     at = features(world)

@@ -74,6 +74,8 @@ class Servers:
         self.rows = max(1, min(rows, max(_MEMORY // (8 * self.floats), 4096)))
         self.errors: dict[int, str] = {}
         """Errors of tasks by server; they have ended it."""
+        self.failed: dict[int, str] = {}
+        """Errors of the network by row of the shared memory."""
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ends: list[list[Connection]] = []
         self._at: dict[int, tuple[int, int]] = {}  # server and slot by file, of those alive
@@ -172,8 +174,11 @@ class Servers:
                 continue  # its server died in this call
             s, slot = self._at[file]
             try:
-                if error := self._ends[s][slot].recv_bytes():
-                    self.errors[s] = error.decode()
+                if reply := self._ends[s][slot].recv_bytes():
+                    error, failed = msgspec.msgpack.decode(reply)
+                    self.failed = failed | self.failed
+                    if error:
+                        self.errors[s] = error
             except (EOFError, OSError):
                 slot = -1
             if slot < 0 or s in self.errors:
@@ -195,6 +200,8 @@ class Servers:
             for s, slot in self.receive():
                 if slot < 0:
                     raise ServerFailed(f"{self.name(s)} died: {self.errors.get(s, 'it ended')}")
+                if self.failed:
+                    raise ServerFailed(f"{self.name(s)}: {next(iter(self.failed.values()))}")
                 ended[s, slot] = time.perf_counter()
         return [1e3 * (ended[at] - since) for at, since in begun.items()]
 
@@ -296,7 +303,7 @@ def _attend(
             copied(x, width, len(shapes[k]) - 1)
         return copied
 
-    def run(k: int, width: int, parts: list[tuple[int, list[int]]]) -> None:
+    def batch(k: int, width: int, parts: list[tuple[int, list[int]]]) -> None:
         inputs = []
         for i, rows in parts:
             shape = shapes[k][i]
@@ -309,12 +316,24 @@ def _attend(
         at = torch.tensor([row for _, rows in parts for row in rows])
         memory[(k + 1) % 2, :, : found.shape[1]].index_copy_(0, at, found)
 
+    def run(k: int, width: int, parts: list[tuple[int, list[int]]]) -> dict[int, str]:
+        """Run a batch, or if it fails, each of its images; returns errors by row."""
+        try:
+            batch(k, width, parts)
+        except Exception as fault:  # code of the user
+            if gpu:
+                torch.cuda.current_stream().synchronize()  # raises if the device cannot go on
+            if len(alone := [(i, [row]) for i, rows in parts for row in rows]) == 1:
+                return {alone[0][1][0]: f"{type(fault).__name__}: {fault}"}
+            return {row: text for one in alone for row, text in run(k, width, [one]).items()}
+        return {}
+
     with suppress(EOFError, OSError), torch.inference_mode(), stream:
         while True:
-            (kind, *given), error = msgspec.msgpack.decode(pipe.recv_bytes()), ""
+            (kind, *given), error, failed = msgspec.msgpack.decode(pipe.recv_bytes()), "", {}
             try:
                 if kind == "run":
-                    run(*given)
+                    failed = run(*given)
                 else:
                     segment = load(*given) if kind == "load" else None
                     torch.cuda.empty_cache()
@@ -322,4 +341,4 @@ def _attend(
                     torch.cuda.current_stream().synchronize()
             except Exception as fault:
                 error = f"{kind} {given}: {type(fault).__name__}: {fault}"
-            pipe.send_bytes(error.encode())
+            pipe.send_bytes(msgspec.msgpack.encode((error, failed)) if error or failed else b"")

@@ -306,11 +306,7 @@ def tuple_keys(n: int, segments: int) -> list[str]:
 
 
 def accuracy_table(given: Mapping[str, float] | npt.ArrayLike, n: int, segments: int) -> FloatArray:
-    """Return the accuracy of all tuples in the order of `tuple_keys`.
-
-    `given` is percent by tuple, ``{"0,1,2,3": 74.5, ...}``, or an array of all. `InputError` names
-    the tuple and the value.
-    """
+    """Return the accuracy of all tuples in the order of `tuple_keys`; see `Scenario`."""
     keys = tuple_keys(n, segments)
     if isinstance(given, Mapping):
         for key in given.keys() - {*keys}:

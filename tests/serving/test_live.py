@@ -128,8 +128,9 @@ def test_order_of_a_key(server: LiveServer) -> None:
         kept = [i for i in range(j, 90, 3) if not futures[i].cancelled()]
         assert [i for i in done if i in kept] == kept
     assert server.telemetry().in_progress == 0
-    with pytest.raises(InputError, match="key: expected a hashable"):
-        server.submit(torch.zeros(SHAPE), key=[])
+    for key in ([], ("k", [])):
+        with pytest.raises(InputError, match="key: expected a hashable"):
+            server.submit(torch.zeros(SHAPE), key=key)
 
 
 @pytest.mark.parametrize(
@@ -137,6 +138,7 @@ def test_order_of_a_key(server: LiveServer) -> None:
     [
         (torch.zeros(5), None, r"image: expected floats of shape \(6,\), got torch.float32"),
         (torch.zeros(6).int(), None, "image: expected floats"),
+        (torch.zeros(6, device="meta"), None, "image: expected floats"),
         ("image", None, "image: expected floats, got 'image'"),
         (torch.zeros(6), -1.0, "deadline"),
         (torch.zeros(6), float("nan"), "deadline"),
@@ -159,7 +161,15 @@ def test_the_end() -> None:
     images = torch.randn(50, *SHAPE)
     futures = [server.submit(one, 0.0) for one in images]
     assert gc.get_freeze_count() > 0
+    stopped = threading.Event()
+
+    def stop(_: object) -> None:
+        server.stop()
+        stopped.set()
+
+    futures[-1].add_done_callback(stop)
     server.stop()
+    assert stopped.wait(30)
     assert gc.get_freeze_count() == 0
     assert all(map(right, images, futures)) and all(one.result(0).late for one in futures)
     assert server.telemetry().late == 50
@@ -169,20 +179,43 @@ def test_the_end() -> None:
 
 
 def test_what_no_server_can_run() -> None:
-    """An error of the network ends its server; if all have ended, futures have the reason.
+    """An error of the network is that of its image alone; if all servers are killed, all end.
 
     What the process froze itself stays frozen.
     """
     gc.freeze()
+    before = children()
     with LiveServer(executor(), SHAPE) as server:
-        poison = server.submit(torch.full(SHAPE, -1e9))
-        with pytest.raises(RequestsLost, match=r"no server is left.*ValueError: poison"):
-            poison.result(30)
+        for _ in range(2):
+            images = [torch.full(SHAPE, -1e9 if i % 5 == 2 else float(i)) for i in range(20)]
+            for i, future in enumerate([server.submit(image) for image in images]):
+                if i % 5 == 2:
+                    with pytest.raises(RequestsLost, match="network failed: ValueError: poison"):
+                        future.result(30)
+                else:
+                    found = future.result(30)
+                    torch.testing.assert_close(found.output, NET(images[i][None], found.widths)[0])
+        assert all(one.alive for one in server.telemetry().servers)
+        for pid in children() - before:
+            os.kill(pid, signal.SIGKILL)
         server._thread.join(10)
         with pytest.raises(RequestsLost, match="takes no images: servers died"):
             server.submit(torch.zeros(SHAPE))
+        assert (server.telemetry().lost, server.telemetry().in_progress) == (8, 0)
     assert gc.get_freeze_count() > 0
     gc.unfreeze()
+
+
+def test_an_error_of_the_network_in_a_replay() -> None:
+    """The other requests are served; the error names those that are not."""
+    one = executor()
+    scenario = one.scenario.replace(arrival_ms=[float(i) for i in range(20)])
+    images = torch.randn(20, *SHAPE)
+    images[7] = -1e9
+    with pytest.raises(RequestsLost, match=r"ValueError: poison; .* not done: 7$") as caught:
+        Executor(NET, scenario, MIXED, PLAN).run(images)
+    assert caught.value.run is not None
+    assert caught.value.run.outputs.isnan().any(1).nonzero().tolist() == [[7]]
 
 
 class Broken:
