@@ -181,11 +181,7 @@ def _rounds(
 
 
 def _corrected(net: Segmented, costs: Costs, devices: Sequence[str], shape: Sequence[int]) -> Costs:
-    """Correct costs by a trial of submitted images: router, messages and answers take time, too.
-
-    A constant is added to `launch_ms` such that the simulated servers are as long busy as the real
-    ones; then `router_ms` makes the simulated mean latency the measured one.
-    """
+    """Fit `launch_ms` to the busy time of a trial, then `router_ms` to its mean latency."""
     import torch
 
     from optsched.serving.executor import Executor
