@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from optsched.errors import InputError
 from optsched.io.strict_json import format_json
+from optsched.io.values import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -77,7 +78,7 @@ def check_header(
         if cells.count(cell) > 1:
             raise InputError(f"{place}: column {format_json(cell)} appears twice")
         if known and cell not in known:
-            hint = skip or f"; known: {','.join(known)}"
+            hint = did_you_mean(cell, known) + skip if skip else f"; known: {','.join(known)}"
             raise InputError(f"{place}: unknown column {format_json(cell)}{hint}")
     for key in needed:
         if key not in cells:

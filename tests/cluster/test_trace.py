@@ -123,6 +123,7 @@ def test_hostile_files(tmp_path: Path) -> None:
             "job_id,submit_time_s,num_gpus,duration_s,x\n",
             'unknown column "x" .*optsched cluster workload',
         ),
+        ("job_id,submit_time_s,gpus,duration_s\n", r"\(did you mean num_gpus\?\)"),
         ("job_id,submit_time_s,num_gpus,job_id\n", '"job_id" appears twice'),
     ):
         with pytest.raises(InputError, match=message):
