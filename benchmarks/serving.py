@@ -396,7 +396,7 @@ def live(scenario: Path, network: Path, n: int) -> None:
         )  # fmt: skip
         print(f"{n} images at {rate:.0f}/s, {wrong} wrong; ms simulated / measured: {cells}")
 
-    for share in (0.3, 0.5, 0.6):
+    for share in (0.3, 0.6, 0.9):
         serve(share * 1e9 * float((1 / alone).sum()))
 
 

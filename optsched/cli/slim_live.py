@@ -135,8 +135,8 @@ def profile(
         milliseconds("deadline_ms", deadline_ms)
     with Bar() as bar:
         pixels = side or (16 if net.in_channels == 1 else 32)
-        rounds = bar.task("rounds of measuring")
-        costs = profile(net, devices.split(","), side=pixels, seed=seed, on_progress=rounds)
+        given: Any = {"side": pixels, "accuracy": table, "seed": seed}
+        costs = profile(net, devices.split(","), **given, on_progress=bar.task("measuring"))
     scenario = costs.scenario(table, deadline_ms=deadline_ms, **trace)
     for one in costs.servers:
         print(f"{one.id}: launch {one.launch_ms:.3f} ms, load {one.load_ms:.1f} ms, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import sleep
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from optsched.serving.tables import FloatArray
 
 _WARM: Final = 2  # warm-up rounds
-_TRIAL: Final = 2000  # requests of the trial, in at most 20 s
+_LONG: Final = 120  # seconds after which three rounds are enough
+_TRIAL: Final = 8000  # requests of the trial, in at most 20 s
 
 
 class Costs(NamedTuple):
@@ -62,10 +63,8 @@ class Costs(NamedTuple):
 
         Parameters
         ----------
-        accuracy
-            See `measure_accuracy`.
-        rate, burst, seconds, seed
-            See `arrivals`.
+        accuracy, rate, burst, seconds, seed
+            See `measure_accuracy` and `arrivals`.
         fields
             Other fields of `Scenario`.
         """
@@ -83,6 +82,7 @@ def profile(
     *,
     side: int = 32,
     shape: Sequence[int] | None = None,
+    accuracy: Mapping[str, float] | Any = None,
     repeats: int = 20,
     seed: int = 0,
     on_progress: Callable[[int, int], object] | None = None,
@@ -91,7 +91,7 @@ def profile(
 
     The servers are those of `Executor`, all busy; times are measured in the parent process and
     include messages. Instances have all widths; the largest batches are measured several at a time,
-    for `Server.parallel`. At last, two trials serve requests at half of the capacity: `launch_ms`
+    for `Server.parallel`. At last, two trials serve requests at 60 % of the capacity: `launch_ms`
     is corrected until the simulated mean latency is the measured one.
 
     Parameters
@@ -102,10 +102,10 @@ def profile(
         Sizes; the largest becomes the scenario's `max_batch`.
     side, shape
         Pixels of the side of an image for a `SlimResNet`; the shape of an image for others.
-    repeats
-        Rounds in random orders, of which medians are taken.
-    seed
-        Of the orders.
+    accuracy
+        For the choice of widths in the trials, see `Costs.scenario`; None: wider ones are better.
+    repeats, seed
+        Rounds in random orders, of which medians are taken; fewer, but three, after two minutes.
     on_progress
         Called with the numbers of completed and of all rounds.
 
@@ -149,8 +149,8 @@ def profile(
         one = Server(f"{device}-{s}", capacity, 0, 0, 0, 0, float(np.median(loads, axis=0)[s]))
         found.append(fit(one, np.array(cases), np.median(ms[_WARM:, s], axis=0), mmac))
     costs = Costs(sizes[-1], net.widths, mmac.tolist(), vram_mb.tolist(), found)
-    for _ in range(2):  # the second trial is at half of the capacity that the first has found
-        costs = _corrected(net, costs, devices, shape)
+    for _ in range(2):  # the second trial is at the load that the first has found
+        costs = _corrected(net, costs, devices, shape, accuracy)
     return costs
 
 
@@ -163,7 +163,7 @@ def _rounds(
 ) -> FloatArray:
     """Measure all cases on all servers at once, [round][server][case], each in random orders."""
     every, each = range(len(servers.places)), SLOTS // (1 + max(case[0] for case in cases))
-    ms = np.zeros((rounds, len(every), len(cases)))
+    ms, begin = np.zeros((rounds, len(every), len(cases))), monotonic()
     for done, row in enumerate(ms, 1):
         for step in zip(*[rng.permutation(len(cases)).tolist() for _ in every], strict=True):
             tasks = []
@@ -177,10 +177,14 @@ def _rounds(
             sleep(times.max() / 1e3)  # idle time between batches, as in use
         if on_progress is not None:
             on_progress(done, rounds)
-    return ms
+        if done >= _WARM + 3 and monotonic() - begin > _LONG:
+            break
+    return ms[:done]
 
 
-def _corrected(net: Segmented, costs: Costs, devices: Sequence[str], shape: Sequence[int]) -> Costs:
+def _corrected(
+    net: Segmented, costs: Costs, devices: Sequence[str], shape: Sequence[int], accuracy: Any
+) -> Costs:
     """Fit `launch_ms` to the busy time of a trial, then `router_ms` to its mean latency."""
     import torch
 
@@ -190,8 +194,8 @@ def _corrected(net: Segmented, costs: Costs, devices: Sequence[str], shape: Sequ
 
     k, w = np.shape(costs.vram_mb)
     alone = [k * one.launch_ms + np.sum(one.cost_ms, 0)[-1, -1] for one in costs.servers]
-    rate = 500 * sum((one.parallel or 1) / ms for one, ms in zip(costs.servers, alone, strict=True))
-    table = np.indices((w,) * k).sum(axis=0)  # more than the time that width takes
+    rate = 600 * sum((one.parallel or 1) / ms for one, ms in zip(costs.servers, alone, strict=True))
+    table = np.indices((w,) * k).sum(axis=0) if accuracy is None else accuracy
     given = costs.scenario(table, rate=rate, seconds=min(20, _TRIAL / rate))
     plan, first = plan_instances(given), given.n_requests // 5  # those before are cold
     image, sent, futures, busy = torch.zeros(*shape), [], [], 0
@@ -213,8 +217,8 @@ def _corrected(net: Segmented, costs: Costs, devices: Sequence[str], shape: Sequ
         assert run.log is not None
         rows = run.log.batches[run.log.batches["start"] >= scenario.arrival[first]]
         latency = float((run.finish - scenario.arrival)[first:].mean()) / 1e6
-        found = costs._replace(servers=servers, router_ms=router_ms)
-        return found, float((rows["end"] - rows["start"]).sum()), latency
+        worked = float((rows["end"] - rows["start"]).sum())
+        return costs._replace(servers=servers, router_ms=router_ms), worked, latency
 
     error = simulated(0, costs.router_ms)[2] / mean - 1
     least = -max(one.launch_ms for one in costs.servers)

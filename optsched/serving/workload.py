@@ -116,14 +116,10 @@ def arrivals(rate: float, *, burst: float = 1.0, seconds: float = 8.0, seed: int
 
     Parameters
     ----------
-    rate
-        Mean arrivals per second.
-    burst
-        1: Poisson.
-    seconds
-        Length of the trace.
-    seed
-        Of a separate stream of random numbers.
+    rate, burst
+        Mean arrivals per second; their peak over the mean, 1: Poisson.
+    seconds, seed
+        Length of the trace; seed of a separate stream of random numbers.
 
     Examples
     --------
