@@ -7,7 +7,6 @@
     python -m benchmarks.serving deadlines [--seeds 16]    attainment at 1.2 times the capacity
     python -m benchmarks.serving plan                      the planner against the hand-made plan
     python -m benchmarks.serving learn [--modes flow paper] [--seeds 5] [--decisions N]
-    python -m benchmarks.serving executor --scenario S.json --network NET.pt
     python -m benchmarks.serving live --scenario S.json --network NET.pt [--requests 10000]
     python -m benchmarks.serving overload --scenario S.json --network NET.pt   attainment, for real
 
@@ -326,28 +325,6 @@ def learn(modes: list[str], seeds: range, decisions: int) -> None:
             policy.save(f"{mode}-{seed}.npz")
 
 
-def executor(scenario: Path, network: Path) -> None:
-    """Simulated and measured latencies of digits at several rates, on this machine's cores."""
-    print(machine())
-    base, net = Scenario.read(scenario), serving.load_network(network)
-    x = serving.digits("test").x
-    fixed = Router(serving.Static((3, 2, 2, 1)), serving.JSED(), 8)
-    for rate in (60, 150, 220):
-        scenario = base.replace(arrival_ms=serving.arrivals(rate, seconds=12, seed=2))
-        plan = serving.plan_instances(scenario)
-        images = x[[r % len(x) for r in range(scenario.n_requests)]]
-        for name, router in (("static 3,2,2,1", fixed), ("auto", MarginalCost())):
-            simulated = serving.simulate(scenario, router, plan=plan)
-            measured = serving.Executor(net, scenario, router, plan).run(images).summary
-            rows = simulated.log.batches
-            busy = (rows["end"] - rows["start"]).sum() / 12e9 / len(scenario.servers)
-            cells = "  ".join(
-                f"{key} {getattr(simulated.summary, key):.4g} / {getattr(measured, key):.4g}"
-                for key in ("mean_ms", "p50_ms", "p99_ms")
-            )
-            print(f"{rate:4}/s {name:16} busy {busy:.2f}  {cells}")
-
-
 def live(scenario: Path, network: Path, n: int) -> None:
     """Images submitted by eight threads, beside a simulation of the same arrivals, at three loads.
 
@@ -442,7 +419,7 @@ def overload(scenario: Path, network: Path) -> None:
 def main() -> int:
     """Run one of the studies."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    studies = ("routers", "front", "paper", "deadlines", "speed", "plan", "learn", "executor",
+    studies = ("routers", "front", "paper", "deadlines", "speed", "plan", "learn",
                "live", "overload")  # fmt: skip
     parser.add_argument("what", choices=studies)
     parser.add_argument("--seeds", type=int, default=16)
@@ -468,13 +445,13 @@ def main() -> int:
         speed(given.policy)
     elif given.what == "learn":
         learn(given.modes, seeds, given.decisions)
-    elif given.what in ("executor", "live", "overload"):
+    elif given.what in ("live", "overload"):
         if given.scenario is None or given.network is None:
             parser.error(f"{given.what} needs --scenario and --network")
-        if given.what != "live":
-            {"executor": executor, "overload": overload}[given.what](given.scenario, given.network)
-        else:
+        if given.what == "live":
             live(given.scenario, given.network, given.requests)
+        else:
+            overload(given.scenario, given.network)
     else:
         plans()
     return 0
