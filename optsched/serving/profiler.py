@@ -196,7 +196,8 @@ def _corrected(
     alone = [k * one.launch_ms + np.sum(one.cost_ms, 0)[-1, -1] for one in costs.servers]
     rate = 600 * sum((one.parallel or 1) / ms for one, ms in zip(costs.servers, alone, strict=True))
     table = np.indices((w,) * k).sum(axis=0) if accuracy is None else accuracy
-    given = costs.scenario(table, rate=rate, seconds=min(20, _TRIAL / rate))
+    seconds = max(min(20, _TRIAL / rate), 20 / rate)  # about 20 requests at least
+    given = costs.scenario(table, rate=rate, seconds=seconds)
     plan, first = plan_instances(given), given.n_requests // 5  # those before are cold
     image, sent, futures, busy = torch.zeros(*shape), [], [], 0
     with LiveServer(Executor(net, given, None, plan, devices=devices), shape) as server:
