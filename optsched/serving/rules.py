@@ -33,7 +33,7 @@ HIDDEN: Final = 64
 MODULUS: Final = 2**31 - 1
 _PARTS: Final = 2**24  # resolution of the random numbers of a policy
 _SPREAD = 1.3
-_SAFETY: Final = 0.8  # share of the time until a deadline that an estimated end may take
+_SAFETY: Final = 0.7  # share of the time until a deadline that an estimated end may take
 _OVERLOAD_NS: Final = 100_000_000  # time after shedding during which work costs more
 _OVERLOAD_PRICE: Final = 100.0
 _LATE: Final = 1e15  # ns: more than any other cost
@@ -74,9 +74,7 @@ def decide(world):  # type: ignore[no-untyped-def]
     w = trace.width = _hosted(world, k, _width(world, k))
     group = rule.group if rule.group else GROUPS[draw(rule, N_GROUPS)]
     trace.group = min(group, world.core.state[0].max_batch)
-    if rule.server == ROUND_ROBIN:
-        trace.server = _next(world, k, w)
-    elif rule.server == RANDOM:
+    if rule.server in (RANDOM, ROUND_ROBIN):
         trace.server = _any(world, k, w)
     elif rule.server == POWER_OF_TWO:
         a, b = _any(world, k, w), _any(world, k, w)
@@ -133,28 +131,16 @@ def _hosted(world, k, w):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def _any(world, k, w):  # type: ignore[no-untyped-def]
-    """A random server that can run (k, w)."""
-    n = 0
-    for s in range(len(world.core.server)):
-        n += world.feasible[s, k, w]
-    i = draw(world.rule[0], max(n, 1))
+    """A random server that can run (k, w), or the next in turn."""
+    rule = world.rule[0]
+    n = world.feasible[:, k, w].sum()
+    i = rule.turn % max(n, 1) if rule.server == ROUND_ROBIN else draw(rule, max(n, 1))
+    rule.turn += 1
     for s in range(len(world.core.server)):
         if world.feasible[s, k, w]:
             if i == 0:
                 return s
             i -= 1
-    return 0
-
-
-@helper(counted=False, inline=True)
-def _next(world, k, w):  # type: ignore[no-untyped-def]
-    """The next server in turn that can run (k, w)."""
-    rule = world.rule[0]
-    for _ in range(len(world.core.server)):
-        s = rule.turn % len(world.core.server)
-        rule.turn += 1
-        if world.feasible[s, k, w]:
-            return s
     return 0
 
 
@@ -223,8 +209,9 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
     every request in the system, but 0 while no instance can run the block, since then they wait for
     loading. ``world.weights`` holds the value of the best completion of every prefix, in ns.
 
-    With deadlines, blocks are as large as the queue; choices that end the request too late come
-    last, narrow widths first; and the price of work rises for a while after a request was shed.
+    With deadlines, blocks are as large as the queue, but end with a batch; choices that end the
+    request too late come last, narrow widths first; and the price of work rises for a while after
+    a request was shed.
     """
     rule = world.rule[0]
     trace = world.trace[0]
@@ -267,6 +254,10 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
             if value < least:
                 least = value
                 trace.server, trace.width = s, w
+    if trace.deadlines:
+        s, w, most = trace.server, trace.width, core.state[0].max_batch
+        queued = core.queue[s, k * widths + w].work / max(core.cost[s, k, head.width, w], 1)
+        trace.group = min(trace.group, most - round(queued) % most)
 
 
 @helper(counted=False, inline=True)
@@ -294,7 +285,7 @@ def _hosts(core, s, k, w, now):  # type: ignore[no-untyped-def]
     for key in range(first, last):
         queue = core.queue[s, key]
         if key != k * widths + w and queue.head >= 0:
-            others += server.launch + queue.work
+            others += _launches(core, s, key, queue.work, -1) + queue.work
     return hosts, max(0, soonest - now) + others / most
 
 
@@ -303,11 +294,20 @@ def _batch(core, s, k, w, images, widest):  # type: ignore[no-untyped-def]
     """A block run with the queue of (k, w): ns of the batch, ns of work and J of the block."""
     server = core.server[s]
     work = images * core.cost[s, k, widest, w]
-    total = work + core.queue[s, k * core.vram.shape[1] + w].work
+    key = k * core.vram.shape[1] + w
+    total = work + core.queue[s, key].work
     load = load_of(server, images * core.mmac[k, widest, w])
     slowed = slowdown(server, server.load / UNIT + load)
     joules = (server.peak_w - server.idle_w) * load * (server.launch + work * slowed) * 1e-9
-    return server.launch + total * slowed, work, joules
+    return _launches(core, s, key, total, widest) + total * slowed, work, joules
+
+
+@helper(counted=False, inline=True)
+def _launches(core, s, key, work, widest):  # type: ignore[no-untyped-def]
+    """Return ns of the launches of a queue with so many ns of work: batches are full."""
+    k, w = key // core.vram.shape[1], key % core.vram.shape[1]
+    full = core.state[0].max_batch * core.cost[s, k, widest, w]
+    return core.server[s].launch * max(1.0, np.ceil(work / max(full, 1.0)))
 
 
 # learned policies; ``world.weights`` has the parameters, then the buffers of a forward pass
