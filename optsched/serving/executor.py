@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from optsched.serving.server_process import Task
 
 _POLL: Final = 0.1  # longest wait in seconds, between calls of on_progress
+_GAIN: Final = 1 / 4096  # share of its deadline by which a wasted request delays all others
+_WASTE: Final = 0.1  # requests answered late or shed after a segment, for one answered in time
 _WAKE_UP: Final = 3e-4  # seconds before an arrival that are not slept: waking up takes as long
 
 Command = tuple[int, int, int, int]
@@ -112,6 +114,9 @@ class Controller:
             row["end"] = now
             self.busy[s] += now - row["start"]
             self._adapt(s, now - int(state.core.instance["until"][s, which]))
+            if row["segment"] == self.scenario.n_segments - 1:
+                done = state.request_row["request"][row["first"] :][: row["images"]]
+                self._admit(done, (state.deadline[done] < now) - _WASTE)
         elif event in (core.LOADED, core.UNLOADED):  # replaces the time predicted by the model
             column = "ready" if event == core.LOADED else "unload"
             state.instance_row[column][state.core.instance["row"][s, which]] = now
@@ -135,8 +140,15 @@ class Controller:
     def _adapt(self, s: int, late: int) -> None:
         """Correct the launch time that decisions use by the delay of a batch; at most 4 times."""
         least, launch = int(self.scenario.launch[s]), self.world.core.server["launch"]
-        late = min(max(late, -least), least)
-        launch[s] = min(max(least, int(launch[s]) + late // 8), 4 * least)
+        more = min(max(late, -least), least) // 8
+        launch[s] = min(max(least, int(launch[s]) + more), 4 * least)
+
+    def _admit(self, requests: Any, wrong: Any) -> None:
+        """Correct the time that later segments take by answers too late and work for nothing."""
+        trace, due = self.world.trace[0], self.world.deadline[requests]
+        slack = np.where(due < NEVER, due - self.world.arrival[requests], 0)
+        more = trace["router"] - self.scenario.router + (_GAIN * slack * wrong).sum()
+        trace["router"] = self.scenario.router + max(0, more if self.batches else more * 7 // 8)
 
     def arrive(self, r: int, now: int) -> None:
         """Process the arrival of a request: it has no commands."""
@@ -164,6 +176,7 @@ class Controller:
             r = int(self.world.request["next"][r])
         self.world.trace["shed"] = -1
         if found:  # without batches, a value that is too high would never fall
+            self._admit(found, self.world.request["server"][found] >= 0)
             launch = self.world.core.server["launch"]
             launch -= (launch - self.scenario.launch) * min(len(found), 4096) // 4096
         return found
@@ -193,8 +206,7 @@ class Controller:
         state.trace["squares"] -= load * load
         server[s], state.core.instance[s], state.core.queue[s] = 0, 0, -1
         server["wake"][s] = NEVER
-        alive = np.arange(len(server)) != s
-        able = frozen(state.feasible & alive[:, None, None])
+        able = frozen(state.feasible & (np.arange(len(server)) != s)[:, None, None])
         capacity = {key: doubled(getattr(state, key)) for key in ("batch_row", "request_row")}
         self._use(state._replace(feasible=able, **(capacity if self.keep else {})))
         return sorted(found)
@@ -207,11 +219,10 @@ class Controller:
         entries = state.request_row[: trace["entries"]][np.repeat(kept, batches["images"])]
         batches = batches[kept]
         batches["first"] = np.cumsum(batches["images"]) - batches["images"]
-        instances = state.instance_row[: trace["instances"]]
         summary, cost = simulator.totals(self.scenario, state, end, energy=False)
         log = Log(
-            self.scenario, batches, entries, instances, simulator.shed_rows(state), summary, end,
-            provenance, True,
+            self.scenario, batches, entries, state.instance_row[: trace["instances"]],
+            simulator.shed_rows(state), summary, end, provenance, True,
         )  # fmt: skip
         return log, cost
 
@@ -413,9 +424,9 @@ class Loop(Controller):
     def _end(self, s: int, slot: int) -> None:
         """Process the end of a task; deliver the outputs of completed requests."""
         state = int(self.world.core.instance[s, slot]["state"])
-        ends = {core.BUSY: core.DONE, core.LOADING: core.LOADED}
+        event = {core.BUSY: core.DONE, core.LOADING: core.LOADED}.get(state, core.UNLOADED)
         batch = self.batches[s, slot] if state == core.BUSY else None
-        self.process(ends.get(state, core.UNLOADED), s, slot)
+        self.process(event, s, slot)
         if batch is not None and batch.segment == self.scenario.n_segments - 1:
             rows, n = self.place[batch.requests], int(np.prod(self.outputs))
             outputs = self.memory[self.scenario.n_segments % 2, :, :n][rows]

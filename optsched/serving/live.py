@@ -207,8 +207,7 @@ class LiveServer(Loop):
         """Return the present state; may be called by any thread."""
         state, now, busy = self.world, self.now(), self.busy.copy()
         (since, before), self._seen = self._seen, (now, busy)
-        alive = self.servers.alive
-        rows = state.core.server
+        alive, rows = self.servers.alive, state.core.server
         servers = [
             ServerState(
                 one.id, self.servers.places[s][0], s in alive, float(rows["queued"][s]) / NS_PER_MS,

@@ -178,12 +178,10 @@ class Model(PPO):
 class Mixed(MultiCategoricalDistribution):
     """Independent heads; the server's is (1 - epsilon) softmax + epsilon / N."""
 
-    epsilon = EPSILON
-
     def proba_distribution(self, action_logits: torch.Tensor) -> Mixed:
         """Set the distribution from the logits of all heads."""
         parts = [x.softmax(1) for x in action_logits.split(self.action_dims, dim=1)]
-        parts[0] = (1 - self.epsilon) * parts[0] + self.epsilon / self.action_dims[0]
+        parts[0] = (1 - EPSILON) * parts[0] + EPSILON / self.action_dims[0]
         self.distribution = [Categorical(probs, validate_args=False) for probs in parts]
         return self
 
@@ -224,8 +222,9 @@ class Fleet(VecEnv):
         self.settled, self.number = np.zeros((n, STEPS)), 0
         self.action = np.zeros((n, 3), np.int64)
         self.seen = np.zeros((n, inputs), np.float32)
-        box = spaces.Box(-np.inf, np.inf, (inputs,))
-        super().__init__(n, box, spaces.MultiDiscrete(self.heads))
+        super().__init__(
+            n, spaces.Box(-np.inf, np.inf, (inputs,)), spaces.MultiDiscrete(self.heads)
+        )
 
     def policy(self) -> Policy:
         """Export the policy; in paper mode sampled, as its most likely decisions are far worse."""

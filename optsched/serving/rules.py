@@ -105,12 +105,10 @@ def _width(world, k):  # type: ignore[no-untyped-def]
         return draw(rule, world.core.state[0].widths)
     if rule.width == STATIC:
         return world.ladder[0, k]
-    waiting, queued = 32.0, 0.0
+    waiting, queued = 32.0, world.core.server["queued_mmac"].sum()
     segments = world.core.vram.shape[0]
     for f in range(segments):
         waiting += world.fifo[f].images * (segments - f) / segments
-    for s in range(len(world.core.server)):
-        queued += world.core.server[s].queued_mmac
     slack = world.deadline[world.fifo[k].head] - world.trace[0].now
     most = (min(rule.target, slack) * rule.rate / 1.6 - queued) / waiting
     j = len(world.ladder) - 1
@@ -133,14 +131,14 @@ def _hosted(world, k, w):  # type: ignore[no-untyped-def]
 def _any(world, k, w):  # type: ignore[no-untyped-def]
     """A random server that can run (k, w), or the next in turn."""
     rule = world.rule[0]
-    n = world.feasible[:, k, w].sum()
-    i = rule.turn % max(n, 1) if rule.server == ROUND_ROBIN else draw(rule, max(n, 1))
+    able = world.feasible[:, k, w]
+    n = max(able.sum(), 1)
+    i = rule.turn % n if rule.server == ROUND_ROBIN else draw(rule, n)
     rule.turn += 1
-    for s in range(len(world.core.server)):
-        if world.feasible[s, k, w]:
-            if i == 0:
-                return s
-            i -= 1
+    for s in range(len(able)):
+        i -= able[s]
+        if i < 0:
+            return s
     return 0
 
 
@@ -158,8 +156,7 @@ def delay(world, s):  # type: ignore[no-untyped-def]
     found = server.launch + _SPREAD * work
     if k > 0 and head.server != s:
         found += world.transfer[k - 1, head.width]
-    hosts, _ = _hosts(core, s, k, w, trace.now)
-    if hosts == 0:
+    if _hosts(core, s, k, w, trace.now)[0] == 0:
         found += server.load_time
         if server.used + core.vram[k, w] > server.vram:
             found += _EVICTION * server.load_time
@@ -171,12 +168,10 @@ def expected(world):  # type: ignore[no-untyped-def]
     """Estimate ns until the head is answered; later segments are narrow, on the fastest server."""
     trace = world.trace[0]
     k = trace.segment
-    fifo = world.fifo[k]
-    width = world.request[fifo.head].width
-    images = min(trace.group, fifo.images)
+    head = world.request[world.fifo[k].head]
+    images = min(trace.group, world.fifo[k].images)
     _, start = _hosts(world.core, trace.server, k, trace.width, trace.now)
-    end, _, _ = _batch(world.core, trace.server, k, trace.width, images, width)
-    head = world.request[fifo.head]
+    end, _, _ = _batch(world.core, trace.server, k, trace.width, images, head.width)
     if k > 0 and head.server != trace.server:
         end += world.transfer[k - 1, head.width]
     return start + end + _later(world, k, trace.width)
@@ -204,10 +199,10 @@ def _later(world, k, width):  # type: ignore[no-untyped-def]
 def _marginal(world, k):  # type: ignore[no-untyped-def]
     """Choose width and server of the least cost for all requests, of the block and others.
 
-    Cost of a request of the block: time until its batch would end, plus the accuracy that the
-    width loses if all later segments are the best. Cost of the others: `price` times the work for
-    every request in the system, but 0 while no instance can run the block, since then they wait for
-    loading. ``world.weights`` holds the value of the best completion of every prefix, in ns.
+    Cost of a request of the block: time until its batch would end, plus the accuracy lost by the
+    width if later segments are the best. Cost of the others: `price` times the work for all in the
+    system; 0 while no instance can run the block, since then they wait for loading.
+    ``world.weights`` holds the value of the best completion of every prefix, in ns.
 
     With deadlines, blocks are as large as the queue, but end with a batch; choices that end the
     request too late come last, narrow widths first; and the price of work rises for a while after
@@ -325,8 +320,7 @@ def _learned(world):  # type: ignore[no-untyped-def]
     """Decide by softmaxes of server, width, group; the first is mixed with a uniform epsilon."""
     x, rule = world.weights, world.rule[0]
     servers, _, widths = world.feasible.shape
-    at = features(world)
-    weight, at = _layer(x, 0, at, rule.inputs, HIDDEN, True)
+    weight, at = _layer(x, 0, features(world), rule.inputs, HIDDEN, True)
     weight, at = _layer(x, weight, at, HIDDEN, HIDDEN, True)
     _, at = _layer(x, weight, at, HIDDEN, servers + widths + N_GROUPS, False)
     s = _choose(x, at, servers, rule, rule.epsilon)
@@ -350,10 +344,7 @@ def features(world):  # type: ignore[no-untyped-def]
     servers, segments, widths = world.feasible.shape
     n = world.rule[0].inputs
     first = len(x) - (n + 2 * HIDDEN + servers + widths + N_GROUPS)
-    waiting = 0
-    for f in range(segments):
-        waiting += world.fifo[f].images
-    x[first] = math.log1p(waiting)
+    x[first] = math.log1p(world.fifo["images"].sum())
     x[first + 1] = trace.completed / max(trace.arrived, 1)
     at = first + 2
     for s in range(servers):

@@ -19,6 +19,7 @@ from optsched.serving.log import Log
 from optsched.serving.routers import JSED, Decision, MarginalCost, Router, Static, View
 from optsched.serving.scenario import Settings
 from optsched.serving.simulator import front_of, new_world
+from optsched.serving.tables import Server
 from optsched.serving.world import advance
 
 if TYPE_CHECKING:
@@ -107,13 +108,25 @@ def test_a_router_in_python_sees_deadlines() -> None:
     assert seen == [[5.0, 9.0, math.inf]]
 
 
-@pytest.mark.parametrize(("rate", "deadline"), [(77_000, 8.0), (77_000, 12.0), (16_000, 12.0)])
-def test_overload(rate: float, deadline: float) -> None:
+SHORT = [Server(str(i), 40_000, 0.7, 6e-5 + i * 1e-5, 0, 0, 2.0, parallel=1) for i in range(2)]
+"""Batches of these servers are mostly launches."""
+
+
+@pytest.mark.parametrize(
+    ("rate", "deadline", "servers"),
+    [(77_000, 8.0, None), (77_000, 12.0, None), (16_000, 12.0, slice(2, None)),
+     (42_000, 12.0, SHORT), (42_000, 20.0, SHORT)],
+)  # fmt: skip
+def test_overload(rate: float, deadline: float, servers: Any) -> None:
     """At 1.2 times what the narrowest static tuple serves, `auto` attains as much as statics."""
 
     def make(seed: int) -> Scenario:
         found = reference(rate=rate, seconds=n / rate, seed=seed, deadline_ms=deadline)
-        return found if rate > 50_000 else found.replace(servers=found.servers[2:])  # the slow one
+        if servers is None:
+            return found
+        if servers is SHORT:
+            return found.replace(servers=SHORT, router_ms=None)
+        return found.replace(servers=found.servers[servers])
 
     n = depth(12_000, 60_000)
     plan = plan_instances(make(0), rate=2500)

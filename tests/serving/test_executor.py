@@ -43,6 +43,7 @@ torch = pytest.importorskip("torch")
 
 from optsched.serving import executor, server_process  # noqa: E402
 from optsched.serving.executor import (  # noqa: E402
+    Batch,
     Controller,
     Executor,
     RequestsLost,
@@ -145,6 +146,27 @@ def test_launches_follow_slow_batches() -> None:
     state.trace["shed"] = 39
     assert controller.shed() == list(range(39, -1, -1))
     assert (least < launch).all() and (launch < before).all()
+
+
+def test_admission_follows_wasted_work() -> None:
+    """Stricter by requests shed after a segment, less so by those answered or while all is idle."""
+    scenario = scene(60, 1.0).replace(deadline_ms=[None] * 20 + [40.0] * 40)
+    controller = Controller(scenario, MIXED, HALF)
+    state, every = controller.world, np.arange(60)
+
+    def found(requests: Any, wrong: float) -> int:
+        controller._admit(requests, np.full(len(requests), wrong))
+        return int(state.trace["router"][0])
+
+    controller.batches[0, 0] = Batch(0, 0, 0, every[:1])
+    assert found(every[:20], 1.0) == scenario.router  # without deadlines
+    assert found(every[20:], 1.0) == scenario.router + 40 * 40_000_000 // 4096
+    assert found(every[20:30], -1.0) == scenario.router + 30 * 40_000_000 // 4096
+    controller.batches.clear()
+    for _ in range(100):
+        before = int(state.trace["router"][0])
+        assert found(every[:20], 1.0) < before or before == scenario.router
+    assert before == scenario.router
 
 
 def test_a_dead_server_is_no_place() -> None:
