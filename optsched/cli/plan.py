@@ -54,9 +54,7 @@ def plan(
     cluster: Annotated[Path | None, option("optsched.cluster/1, for these two.")] = None,
     now: Annotated[int | None, option("Their time, seconds since 1970 [default: 0].")] = None,
     save: Annotated[Path | None, option("Write the snapshot here.")] = None,
-    previous: Annotated[
-        Path | None, option("Former plan: what can keep GPUs and orders does.")
-    ] = None,
+    previous: Annotated[Path | None, option("Former plan, kept as far as possible.")] = None,
     train: Annotated[
         Path | None, option("Train the job arrays; plan, picture and results go to this folder.")
     ] = None,

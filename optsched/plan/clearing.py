@@ -173,7 +173,9 @@ def alternatives(
         found = cheapest(counts, model, job, earlier, seconds)
         if found.bound == math.inf and not plans:
             what = "no evictions and moves of jobs with costs make space for"
-            raise Infeasible(f"request: {what} {job.name}")
+            quota = snapshot.quotas.get(job.group)
+            limit = "" if quota is None else f"; the quota of group {job.group} is {quota}"
+            raise Infeasible(f"request: {what} {job.name}{limit}")
         if found.chosen is None or found.assigned is None:
             break
         names = [one.name for one in counts.jobs]

@@ -96,9 +96,8 @@ def train_router(
 
     Examples
     --------
-    >>> from optsched import serving
-    >>> scenario = serving.reference(rate=2500, burst=3)
-    >>> policy, curve = serving.train_router(scenario)  # doctest: +SKIP
+    >>> scenario = optsched.serving.reference(rate=2500, burst=3)
+    >>> policy, curve = optsched.serving.train_router(scenario)  # doctest: +SKIP
     >>> policy.save("router.npz")  # doctest: +SKIP
     """
     one_of("mode", mode, ("flow", *PRESETS))

@@ -211,6 +211,8 @@ def _restore_interrupts() -> None:
 
 def _take(problem: Problem, engine: Solver, monitor: Monitor, found: Result) -> None:
     """Report what an engine returned without reporting it."""
+    if not isinstance(found, Result):
+        raise InternalError(f"{engine.name} returned a {type(found).__name__}, not a Result")
     if found.schedule is not None and found.schedule.sequences is not None:
         try:
             answer = problem.answer(found.schedule)

@@ -151,4 +151,5 @@ def solver(name: str, kind: str = "jobshop") -> Solver:
         )
     hint = did_you_mean(name, points)
     known = ", ".join(sorted(points)) or "none: is the package installed?"
-    raise InputError(f"solver: there is no {name!r:.60}{hint}; installed: {known}")
+    own = "; one of your own: as an entry point of a package" if ":" in name else ""
+    raise InputError(f"solver: there is no {name!r:.60}{hint}; installed: {known}{own}")

@@ -257,6 +257,14 @@ def test_wrong_schedules_are_refused(kind: str) -> None:
         optsched.solve(TOY, lie(kind), time_limit=1)
 
 
+def test_what_is_not_a_result_is_refused() -> None:
+    """By name."""
+    theirs = lie("too good")
+    theirs.solve = lambda *_: {"objective": 1}
+    with pytest.raises(InternalError, match="theirs returned a dict, not a Result"):
+        optsched.solve(TOY, theirs, time_limit=1)
+
+
 @pytest.mark.parametrize("kind", ["bound", "bound first", "infeasible"])
 def test_a_refuted_claim_does_not_cost_the_schedule(
     kind: str, caplog: pytest.LogCaptureFixture
