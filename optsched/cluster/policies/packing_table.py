@@ -78,6 +78,9 @@ class PackingTable:
             if score > 2:
                 raise InputError(f"share_score of {format_value(kind)}: expected 0..2, got {score}")
 
+    def __repr__(self) -> str:
+        return f"<PackingTable of {len(self.speeds)} ordered pairs, {len(self.memory)} types>"
+
     @classmethod
     def read(
         cls, pairs: str | os.PathLike[str], types: str | os.PathLike[str] | None = None
