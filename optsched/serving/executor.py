@@ -110,13 +110,13 @@ class Controller:
         self._reserve()
         state, trace = self.world, self.world.trace[0]
         if event == core.DONE:
-            row = state.batch_row[self.batches.pop((s, which)).row]
+            batch = self.batches.pop((s, which))
+            row = state.batch_row[batch.row]
             row["end"] = now
             self.busy[s] += now - row["start"]
             self._adapt(s, now - int(state.core.instance["until"][s, which]))
-            if row["segment"] == self.scenario.n_segments - 1:
-                done = state.request_row["request"][row["first"] :][: row["images"]]
-                self._admit(done, (state.deadline[done] < now) - _WASTE)
+            if batch.segment == self.scenario.n_segments - 1:
+                self._admit(batch.requests, (state.deadline[batch.requests] < now) - _WASTE)
         elif event in (core.LOADED, core.UNLOADED):  # replaces the time predicted by the model
             column = "ready" if event == core.LOADED else "unload"
             state.instance_row[column][state.core.instance["row"][s, which]] = now
