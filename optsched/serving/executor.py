@@ -140,15 +140,16 @@ class Controller:
     def _adapt(self, s: int, late: int) -> None:
         """Correct the launch time that decisions use by the delay of a batch; at most 4 times."""
         least, launch = int(self.scenario.launch[s]), self.world.core.server["launch"]
-        more = min(max(late, -least), least) // 8
-        launch[s] = min(max(least, int(launch[s]) + more), 4 * least)
+        launch[s] = min(max(least, int(launch[s]) + min(max(late, -least), least) // 8), 4 * least)
 
-    def _admit(self, requests: Any, wrong: Any) -> None:
-        """Correct the time that later segments take by answers too late and work for nothing."""
-        trace, due = self.world.trace[0], self.world.deadline[requests]
-        slack = np.where(due < NEVER, due - self.world.arrival[requests], 0)
-        more = trace["router"] - self.scenario.router + (_GAIN * slack * wrong).sum()
-        trace["router"] = self.scenario.router + max(0, more if self.batches else more * 7 // 8)
+    def _admit(self, requests: Any, wrong: Any) -> bool:
+        """Correct the time of later segments by wasted work; True if no batch has a deadline."""
+        trace, due, least = self.world.trace[0], self.world.deadline, self.scenario.router
+        slack = np.where(due[requests] < NEVER, due[requests] - self.world.arrival[requests], 0)
+        more = trace["router"] - least + (_GAIN * trace["sheds"] * slack * wrong).sum()
+        idle = all(due[one.requests].min() == NEVER for one in self.batches.values())
+        trace["router"] = least + max(0, more * 7 // 8 if idle else more)
+        return idle
 
     def arrive(self, r: int, now: int) -> None:
         """Process the arrival of a request: it has no commands."""
@@ -175,10 +176,10 @@ class Controller:
             found.append(r)
             r = int(self.world.request["next"][r])
         self.world.trace["shed"] = -1
-        if found:  # without batches, a value that is too high would never fall
-            self._admit(found, self.world.request["server"][found] >= 0)
-            launch = self.world.core.server["launch"]
-            launch -= (launch - self.scenario.launch) * min(len(found), 4096) // 4096
+        if found:  # without batches, values that are too high would never fall
+            idle = self._admit(found, self.world.request["server"][found] >= 0)
+            share, launch = max(len(found), 512 * idle), self.world.core.server["launch"]
+            launch -= (launch - self.scenario.launch) * min(share, 4096) // 4096
         return found
 
     def lose(self, s: int, now: int) -> list[tuple[int, int]]:

@@ -205,8 +205,8 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
     ``world.weights`` holds the value of the best completion of every prefix, in ns.
 
     With deadlines, blocks are as large as the queue, but end with a batch; choices that end the
-    request too late come last, narrow widths first; and the price of work rises for a while after
-    a request was shed.
+    request too late come last, narrow widths first; and for a while after a request was shed, the
+    price of work is higher and accuracy has none.
     """
     rule = world.rule[0]
     trace = world.trace[0]
@@ -225,8 +225,8 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
     worth = world.weights[before + head.tuple]
     price = rule.price * (trace.arrived - trace.completed)
     slack = world.deadline[fifo.head] - trace.now
-    if trace.now - trace.shed_at < _OVERLOAD_NS:
-        price *= _OVERLOAD_PRICE
+    overload = trace.now - trace.shed_at < _OVERLOAD_NS
+    price *= _OVERLOAD_PRICE if overload else 1.0
     least = np.inf
     trace.server, trace.width = 0, 0
     for w in range(widths):
@@ -237,7 +237,7 @@ def _marginal(world, k):  # type: ignore[no-untyped-def]
                 continue
             hosts, start = _hosts(core, s, k, w, trace.now)
             end, work, joules = _batch(core, s, k, w, images, head.width)
-            value = start + end + lost + joules * rule.rate / images
+            value = start + end + (not overload) * lost + joules * rule.rate / images
             if hosts:
                 if k + 1 < segments:  # input of the next segment
                     work += images * (core.cost[s, k + 1, w, -1] - core.cost[s, k + 1, 0, -1])

@@ -110,12 +110,14 @@ def test_a_router_in_python_sees_deadlines() -> None:
 
 SHORT = [Server(str(i), 40_000, 0.7, 6e-5 + i * 1e-5, 0, 0, 2.0, parallel=1) for i in range(2)]
 """Batches of these servers are mostly launches."""
+ALONE = [Server("0", 40_000, 0.1, 1e-4, 0, 0, 2.0, parallel=1)]
+"""It runs requests one by one: few are in the system, and accuracy is dear beside their work."""
 
 
 @pytest.mark.parametrize(
     ("rate", "deadline", "servers"),
     [(77_000, 8.0, None), (77_000, 12.0, None), (16_000, 12.0, slice(2, None)),
-     (42_000, 12.0, SHORT), (42_000, 20.0, SHORT)],
+     (42_000, 12.0, SHORT), (42_000, 20.0, SHORT), (3_000, 2.5, ALONE)],
 )  # fmt: skip
 def test_overload(rate: float, deadline: float, servers: Any) -> None:
     """At 1.2 times what the narrowest static tuple serves, `auto` attains as much as statics."""
@@ -126,13 +128,16 @@ def test_overload(rate: float, deadline: float, servers: Any) -> None:
             return found
         if servers is SHORT:
             return found.replace(servers=SHORT, router_ms=None)
+        if servers is ALONE:
+            return found.replace(servers=ALONE, router_ms=None, max_batch=1)
         return found.replace(servers=found.servers[servers])
 
     n = depth(12_000, 60_000)
     plan = plan_instances(make(0), rate=2500)
     named: dict[str, Any] = {"auto": MarginalCost()}
     for row in ((0, 0, 0, 0), (0, 0, 0, 1), (1, 1, 1, 1)):
-        named |= {f"{row} {g}": Router(Static(row), JSED(), g) for g in (8, 32, 64)}
+        groups = [1] if servers is ALONE else [8, 32, 64]
+        named |= {f"{row} {g}": Router(Static(row), JSED(), g) for g in groups}
     points = compare(make, named, seeds=[1, 2], plan=plan)
     auto, *static = [point.mean["attainment"] for point in points]
     assert auto >= max(static) - 1.0, (auto, static)

@@ -19,6 +19,7 @@ from serving_cases import children
 import optsched
 from optsched.errors import InputError
 from optsched.io.strict_json import parse
+from optsched.io.values import frozen
 from optsched.serving import core
 from optsched.serving.log import Log
 from optsched.serving.log_check import check
@@ -137,15 +138,22 @@ def test_any_durations(router: Any) -> None:
 
 
 def test_launches_follow_slow_batches() -> None:
-    """Up to four times the scenario's; they fall while requests are shed."""
+    """Up to four times the scenario's; fall while requests are shed, faster while all is idle."""
     controller, _ = drive(scene(60, 1.0), MIXED, HALF, 0, np.inf)
     launch, state = controller.world.core.server["launch"], controller.world
     before, least = launch.copy(), controller.scenario.launch
     assert (least < before).all() and (before <= 4 * least).all()
     state.request["next"][:40] = range(-1, 39)
     state.trace["shed"] = 39
+    controller._use(state._replace(deadline=frozen(np.full(60, 10**9))))
+    controller.batches[0, 0] = Batch(0, 0, 0, np.arange(40, 41))
     assert controller.shed() == list(range(39, -1, -1))
     assert (least < launch).all() and (launch < before).all()
+    controller.batches.clear()
+    for _ in range(40):  # sparse requests, each shed alone
+        controller.world.trace["shed"] = 0
+        assert controller.shed() == [0]
+    assert (launch < 1.02 * least).all()
 
 
 def test_admission_follows_wasted_work() -> None:
@@ -158,15 +166,18 @@ def test_admission_follows_wasted_work() -> None:
         controller._admit(requests, np.full(len(requests), wrong))
         return int(state.trace["router"][0])
 
-    controller.batches[0, 0] = Batch(0, 0, 0, every[:1])
+    controller.batches[0, 0] = Batch(0, 0, 0, every[20:21])
     assert found(every[:20], 1.0) == scenario.router  # without deadlines
     assert found(every[20:], 1.0) == scenario.router + 40 * 40_000_000 // 4096
     assert found(every[20:30], -1.0) == scenario.router + 30 * 40_000_000 // 4096
-    controller.batches.clear()
+    controller.batches[0, 0] = Batch(0, 0, 0, every[:1])  # work without deadlines never ends
     for _ in range(100):
         before = int(state.trace["router"][0])
         assert found(every[:20], 1.0) < before or before == scenario.router
     assert before == scenario.router
+    controller.batches[0, 0] = Batch(0, 0, 0, every[20:21])
+    state.trace["sheds"] = 0  # nothing to refuse: only widths would follow
+    assert found(every[20:], 1.0) == scenario.router
 
 
 def test_a_dead_server_is_no_place() -> None:
