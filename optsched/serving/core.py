@@ -19,8 +19,7 @@ from optsched.serving.tables import NEVER, SLOTS, Contention, fields
 if TYPE_CHECKING:
     from optsched.serving.scenario import Scenario, Settings
 
-KEYS: Final = 63
-"""Maximum number of queues, one per (segment, width): bits of an integer."""
+KEYS: Final = 63  # maximum number of queues, one per (segment, width): bits of an integer
 
 ENQUEUE, DONE, LOADED, UNLOADED, TICK = range(5)
 """Events: a block arrives; a batch, a load, an unload ends; a timer expires."""
@@ -31,8 +30,7 @@ RUN, LOAD, UNLOAD, WAKE = range(4)
 EMPTY, LOADING, FREE, BUSY, UNLOADING = range(5)
 """States of a slot for an instance."""
 
-UNIT: Final = 2**28
-"""Units of a load of 1: sums of integers are exact."""
+UNIT: Final = 2**28  # units of a load of 1: sums of integers are exact
 
 STATE = fields("cap idle starve strict util_block max_batch widths commands free_block order")
 """Settings of all servers (times in ns), the number of commands, and the order of blocks."""

@@ -20,15 +20,13 @@ EXTERNAL, RANDOM, ROUND_ROBIN, JSED, POWER_OF_TWO, MARGINAL, POLICY = range(-1, 
 
 STATIC, RANDOM_WIDTH, BACKLOG = range(3)
 
-GROUPS: Final = (1, 2, 4, 8, 16, 32)
-"""Values of a random group (0)."""
+GROUPS: Final = (1, 2, 4, 8, 16, 32)  # values of a random group (0)
 
 RULE = fields("server width group random turn inputs sampled", "target rate price epsilon")
 """Codes of the rules, their parameters, and the states of random numbers and round robin."""
 
 N_GROUPS: Final = len(GROUPS)
-HIDDEN: Final = 64
-"""Units of each of the two layers of a learned policy."""
+HIDDEN: Final = 64  # units of each of the two layers of a learned policy
 
 MODULUS: Final = 2**31 - 1
 _PARTS: Final = 2**24  # resolution of the random numbers of a policy

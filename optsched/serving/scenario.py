@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -325,6 +325,10 @@ class Scenario:
                     raise InputError("deadline_ms: give those of the new arrivals, they differ")
                 fields["deadline_ms"] = next(iter(self.deadline_ms.tolist()), None)
         return dataclasses.replace(self, **fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # arrays of a copy are read-only too
+        given = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        return partial(Scenario, **given), ()
 
     def __repr__(self) -> str:
         return (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,6 +52,8 @@ def test_round_trips(seed: int, tmp_path: Path) -> None:
     log = Log.read(path, again)
     assert log.to_json() == run.log.to_json()
     assert log.schedule().same_graph(run.schedule)
+    for other in (copy.deepcopy(scenario), pickle.loads(pickle.dumps(scenario))):
+        assert document(simulate(other).log) == document(simulate(scenario).log)
 
 
 HOSTILE: list[tuple[dict[str, Any], str]] = [
