@@ -55,9 +55,8 @@ class MovePlan:
     """Names of the domains of the level without any job, of `defragment`."""
 
     def __repr__(self) -> str:
-        return (
-            f"<MovePlan {self.status}: {len(self.evict) + len(self.move)} jobs, cost {self.cost}>"
-        )
+        jobs = len(self.evict) + len(self.move)
+        return f"<MovePlan {self.status}: {jobs} jobs, cost {self.cost}>"
 
     def after(self) -> ClusterState:
         """Return the state after all changes, in which the request runs."""
@@ -173,9 +172,8 @@ def alternatives(
         found = cheapest(counts, model, job, earlier, seconds)
         if found.bound == math.inf and not plans:
             what = "no evictions and moves of jobs with costs make space for"
-            quota = snapshot.quotas.get(job.group)
-            limit = "" if quota is None else f"; the quota of group {job.group} is {quota}"
-            raise Infeasible(f"request: {what} {job.name}{limit}")
+            limit = f"; its group has the quota {snapshot.quotas.get(job.group)}"
+            raise Infeasible(f"request: {what} {job.name}{limit * (job.group in snapshot.quotas)}")
         if found.chosen is None or found.assigned is None:
             break
         names = [one.name for one in counts.jobs]

@@ -141,7 +141,7 @@ def test_refusals() -> None:
         clear(snapshot, PlanJob(name="a", gpus=1))
     with pytest.raises(Infeasible, match="make space for c"):
         clear(ClusterSnapshot(snapshot.state, [PlanJob(name="c", gpus=8, level="host")]), "c")
-    with pytest.raises(Infeasible, match="make space for c; the quota of group g is 4"):
+    with pytest.raises(Infeasible, match="make space for c; its group has the quota 4"):
         jobs = [PlanJob(name="c", gpus=8, group="g")]
         clear(ClusterSnapshot(snapshot.state, jobs, {"g": 4}), "c")
     with pytest.raises(InputError, match="k: expected"):
