@@ -104,5 +104,6 @@ class CountVectors:
 
 def _outside(vectors: IntArray, group: IntArray) -> IntArray:
     """GPUs outside the group of hosts that has most of them."""
-    sums = np.stack([vectors[:, group == g].sum(axis=1) for g in np.unique(group)], axis=1)
+    groups = (*np.unique(group), -1)  # -1: none of them, there may be no hosts
+    sums = np.stack([vectors[:, group == g].sum(axis=1) for g in groups], axis=1)
     return np.asarray(sums.sum(axis=1) - sums.max(axis=1), np.int64)

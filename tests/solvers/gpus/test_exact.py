@@ -69,7 +69,7 @@ def test_preferred_levels():  # type: ignore[no-untyped-def]
 
 def test_vectors_break_a_policy_as_their_gpus_do():  # type: ignore[no-untyped-def]
     """The excess is 0 for feasible vectors, and for no others."""
-    for seed in range(depth(20, 60)):
+    for seed in (*range(depth(20, 60)), 46):  # 46: no hosts are left
         few = {} if seed % 3 else {"policy": Policy(max_hosts=1)}
         problem = ruled_problem(seed, **few)
         vectors = CountVectors(problem)

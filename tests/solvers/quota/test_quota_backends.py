@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from depth import depth, seeds
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from oracles.best_quota import answers as all_answers
 from oracles.best_quota import best_quota as optimum
@@ -107,8 +107,12 @@ def _lexicographic(problem: QuotaPlan) -> list[int]:
 
 
 @given(st.integers(0, 10**6), st.booleans())
+@example(27, True)
 def test_max_min_is_lexicographic(seed: int, tables: bool) -> None:
-    """Beyond the bottleneck: the second worst, and so on, where sizes have no gaps."""
+    """Beyond the bottleneck: the second worst, and so on, if the certificate holds.
+
+    Where tables stand still and jump, the rest may be a knapsack: then it does not hold.
+    """
     rng = random.Random(seed)
     jobs = []
     for j in range(rng.randint(1, 4)):
@@ -119,7 +123,11 @@ def test_max_min_is_lexicographic(seed: int, tables: bool) -> None:
         jobs.append(QuotaJob(f"j{j}", must_run=True, weight=rng.choice([1, 2, 3]), **fields))
     problem = QuotaPlan(jobs, budget=len(jobs) + rng.randint(0, 6), objective="max_min")
     sizes, _ = allocate(problem)
-    assert sorted((-problem.costs(np.asarray(sizes))).tolist()) == _lexicographic(problem)
+    levels, best = sorted((-problem.costs(np.asarray(sizes))).tolist()), _lexicographic(problem)
+    proof = certificate(problem)
+    assert proof is not None
+    assert levels == best if proof.holds else levels[0] == best[0]
+    assert proof.holds or tables
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
