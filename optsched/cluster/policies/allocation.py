@@ -27,7 +27,7 @@ On several types of GPUs a job gets the type where it is fastest of those with e
 objective holds among the jobs of one type, by their speeds on it (Gavel moves jobs between types in
 rounds, which is not done here). The largest value of ``max_min``, ``makespan`` and
 ``finish_time_fairness`` is the best possible for any allowed sizes; all values in lexicographic
-order are if every number of GPUs is allowed.
+order are if every number of GPUs is allowed and every GPU makes a job faster.
 """
 
 from __future__ import annotations
