@@ -45,13 +45,18 @@ def depth(n: int, most: int | None = None) -> int:
     return wanted if most is None else min(wanted, most)
 
 
-def seeds(n: int, most: int | None = None) -> Callable[[Callable[..., None]], Any]:
-    """Run a test with `seed` = 0, 1, ... below `depth`; its failure says with which one."""
+def seeds(
+    n: int, most: int | None = None, also: Iterable[int] = ()
+) -> Callable[[Callable[..., None]], Any]:
+    """Run a test with `seed` = 0, 1, ... below `depth`; its failure says with which one.
+
+    Seeds in `also`, which have found something once, run in every profile.
+    """
 
     def loop(test: Callable[..., None]) -> Any:
         @functools.wraps(test)
         def run(*given: Any, **named: Any) -> None:
-            for seed in range(depth(n, most)):
+            for seed in sorted({*range(depth(n, most)), *also}):
                 try:
                     test(*given, seed=seed, **named)
                 except BaseException as error:

@@ -56,21 +56,27 @@ def by_hand(scenario: Scenario, rate: float, counts: Any, weight: Any = None) ->
     return found
 
 
-@seeds(6)
+@seeds(6, also=[43])
 def test_the_plan_is_the_best_of_all(seed: int) -> None:
-    """Of all numbers of instances that fit into memory, with the best shares of tuples."""
+    """Of all numbers of instances that fit into memory, with the best shares of tuples.
+
+    Seed 43 can serve 295 requests a second at most: batches take turns on its server.
+    """
     scenario, rate = one_server(seed), 300.0
     plan = plan_instances(scenario, rate=rate, headroom=1.0)
-    assert plan.status == "optimal" and plan.rate == rate and plan.objective_ms is not None
-    plan.check(scenario)
-    relaxed = _solve(scenario, rate, 10.0)
-    assert relaxed is not None
-    weight = _weights(scenario, relaxed)
     able = []
     for row in product(range(6), repeat=4):
         counts = np.array(row).reshape(2, 2)
         if (counts * scenario.vram).sum() <= scenario.servers[0].vram_mb * 1000:
             able.append(counts)
+    if min(by_hand(scenario, rate, counts) for counts in able) == np.inf:  # nothing serves it
+        assert seed not in (0, 1, 2)
+        rate /= 2
+    assert plan.status == "optimal" and plan.rate == rate and plan.objective_ms is not None
+    plan.check(scenario)
+    relaxed = _solve(scenario, rate, 10.0)
+    assert relaxed is not None
+    weight = _weights(scenario, relaxed)
     best = min(by_hand(scenario, rate, counts, weight) for counts in able)
     assert plan.objective_ms <= best + 1e-6, (plan.objective_ms, best)
     own = np.zeros((2, 2), int)
@@ -80,10 +86,26 @@ def test_the_plan_is_the_best_of_all(seed: int) -> None:
     assert plan.objective_ms >= best - 0.05 * best  # the grid is coarse
 
 
-@seeds(6)
+def holds_every_segment(scenario: Scenario) -> bool:
+    """Whether memory suffices for an instance of every segment, by all ways to place them."""
+    least = scenario.vram.min(axis=1)
+    room = np.array([round(server.vram_mb * 1000) for server in scenario.servers])
+    ways = product(range(len(room)), repeat=len(least))
+    return any((np.bincount(way, least, len(room)) <= room).all() for way in ways)
+
+
+@seeds(6, also=[13])
 def test_histories_on_a_plan(seed: int) -> None:
-    """Plans fit every server; a log is legal."""
+    """Plans fit every server; a log is legal. There is a plan if memory suffices for one.
+
+    Segments 0 and 2 of seed 13 fit on server 0 alone, but not both.
+    """
     scenario = random_scenario(seed)
+    if not holds_every_segment(scenario):
+        assert seed not in (0, 1, 2)
+        with pytest.raises(InputError, match="cannot hold an instance of every segment"):
+            plan_instances(scenario)
+        return
     plan = plan_instances(scenario)
     plan.check(scenario)
     run = simulate(scenario, MarginalCost(), plan=plan, seed=seed)
