@@ -67,6 +67,7 @@ class Machine(TorchDispatchMode):
         self.met: set[int] = set()  # storages, until they are given back
         self.races: list[str] = []
         self.waits = 0  # of the host
+        self.stood = 0  # nanoseconds that blocks waited for other streams
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -211,6 +212,8 @@ class Stream:
     def wait_event(self, event: Event) -> None:
         """Kernels launched from now on come after an event."""
         join(self.clock, event.clock)
+        if self is self.machine.streams[0]:
+            self.machine.stood += max(0, event.time - self.time)
         self.time = max(self.time, event.time)
 
     def wait_stream(self, other: Stream) -> None:

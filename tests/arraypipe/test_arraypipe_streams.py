@@ -61,8 +61,8 @@ def run(jobs: list[Job], seed: int = 1, steps: int = STEPS, **how: Any) -> Any:
     return runs.run(array, schedule, steps, on_error="raise", **how)
 
 
-def train(case: str, place: Path, seed: int) -> list[str]:
-    """Races and differing tensors of a training on a simulated GPU."""
+def train(case: str, place: Path, seed: int) -> tuple[list[str], int]:
+    """Races and differing tensors of a training on a simulated GPU; how long blocks waited."""
     expected, how = alone(case == "slots"), dict[str, Any]()
     if case == "slots":
         how["memory"] = 16_000  # a small part of all states, so that slots are few
@@ -73,22 +73,31 @@ def train(case: str, place: Path, seed: int) -> list[str]:
     with pytest.MonkeyPatch.context() as patch, streams(patch) as machine:
         result = run(jobs(case == "slots"), seed, **how)
     found = [*machine.races, *map(str, verify(result.trace))]
-    if case == "slots" and not (result.log.copies and result.report.exposed_ns > 0):
-        found.append("no block has waited for a copy")
+    if case == "slots" and not result.log.copies:
+        found.append("nothing was copied")
+    if result.report.exposed_ns != machine.stood:
+        found.append(f"blocks waited {machine.stood} ns, not {result.report.exposed_ns}")
     for j, model in enumerate(expected):
         found += [f"job {j}: {row}" for row in differences(result.trained[j], model)]
         if case == "checkpoints":
             kept = read_weights(place / f"job{j}" / str(STEPS))
             rows = {**model.parameters, **model.buffers}.items()
             found += [f"job {j}: kept {k}" for k, t in rows if not torch.equal(kept[k], t)]
-    return found
+    return found, machine.stood
 
 
 @pytest.mark.parametrize("case", ["inline", "slots", "queue", "checkpoints"])
 def test_no_access_races_another(case: str, tmp_path: Path) -> None:
-    """Whatever stream or copy may be late."""
-    for seed in range(depth(2, 40)):
-        assert train(case, tmp_path / str(seed), seed) == [], f"seed {seed}"
+    """Whatever stream or copy may be late.
+
+    Blocks wait for copies in most orders; in that of seed 5 all copies are over when their blocks
+    come.
+    """
+    waited = {}
+    for seed in sorted({*range(depth(2, 40)), *([5] if case == "slots" else [])}):
+        found, waited[seed] = train(case, tmp_path / str(seed), seed)
+        assert found == [], f"seed {seed}"
+    assert case != "slots" or (waited[0] > 0 and waited[5] == 0)
 
 
 def without(owner: Any, name: str, line: str, instead: str = "pass") -> Any:
@@ -119,7 +128,7 @@ def test_a_missing_wait_is_found(
     alone(case == "slots")
     monkeypatch.setattr(owner, name, without(owner, name, *change))
     with suppress(JobFailed):  # a loss that is not known yet
-        assert train(case, tmp_path, 1)
+        assert train(case, tmp_path, 1)[0]
 
 
 def test_uploads_and_late_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
