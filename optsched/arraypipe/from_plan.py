@@ -105,6 +105,7 @@ def ended(process: Popen[bytes]) -> int:
 def launch() -> None:
     """Run `torchrun`; exit with 2 if a rank does, as for wrong input, which it has printed."""
     import logging
+    import signal
 
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -114,7 +115,8 @@ def launch() -> None:
         run.main(sys.argv[1:])
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        for rank, code in codes.items():
-            if code not in (1, 2):
+        first, _ = error.get_first_failure()
+        for rank, code in codes.items():  # others are ended by a signal when the first has failed
+            if code not in (1, 2) and (rank == first or code != -signal.SIGTERM):
                 print(f"failed: rank {rank} ended with code {code}", file=sys.stderr)
         sys.exit(2 if 2 in codes.values() else 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -69,6 +71,13 @@ def not_finite() -> ArrayTrainer:
 def raises() -> ArrayTrainer:
     """Raises everywhere."""
     raise KeyError("learning rate")
+
+
+def raises_on_rank_0() -> ArrayTrainer:
+    """The other ranks are not so far when that has failed."""
+    if os.environ["RANK"] != "0":
+        time.sleep(600)
+    return raises()
 
 
 def refuses() -> ArrayTrainer:

@@ -15,6 +15,7 @@ from program import PATIENCE, PROGRAM, Cli
 import optsched
 from optsched import JobArray
 from optsched.arraypipe import random_schedule
+from optsched.arraypipe.from_plan import launch
 from optsched.model.schedule import Schedule
 from optsched.pipelines import gpipe
 
@@ -221,8 +222,38 @@ def test_ranks(shop: Cli) -> None:
     assert sorted(os.listdir("p")) == RESULTS
     one, two = (json.loads(Path(folder, "summary.json").read_text())["jobs"] for folder in "op")
     assert [job["last_loss"] for job in one] == [job["last_loss"] for job in two]
-    words = [*PROGRAM, *RUN[:2], "t.py:raises", "--ranks", "2", "--steps", "6"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 2, done.stderr
-    assert {*done.stderr.splitlines()} == {done.stderr.splitlines()[0]}
-    assert "raises KeyError: 'learning rate'" in done.stderr
+    for name in ("raises", "raises_on_rank_0"):
+        words = [*PROGRAM, *RUN[:2], f"t.py:{name}", "--ranks", "2", "--steps", "6"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 2, done.stderr
+        assert {*done.stderr.splitlines()} == {done.stderr.splitlines()[0]}, name
+        assert "raises KeyError: 'learning rate'" in done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("codes", "said", "code"),
+    [
+        ({0: 2, 1: -15}, [], 2),  # torchrun ends the others when a rank has failed
+        ({1: 2, 0: 2}, [], 2),
+        ({2: -9, 0: -15, 1: 1}, ["failed: rank 2 ended with code -9"], 1),
+        ({1: -15, 0: -15}, ["failed: rank 1 ended with code -15"], 1),  # by somebody else
+        ({0: 1, 1: -11}, ["failed: rank 1 ended with code -11"], 1),
+    ],
+)
+def test_ranks_that_have_not_failed(
+    codes: dict[int, int], said: list[str], code: int,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Are not reported; `codes` are in the order in which torchrun saw them."""
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import errors
+
+    def main(_: object) -> None:
+        found = {rank: errors.ProcessFailure(rank, 1, one, "none") for rank, one in codes.items()}
+        raise errors.ChildFailedError("optsched", found)
+
+    monkeypatch.setattr(run, "main", main)
+    with pytest.raises(SystemExit) as caught:
+        launch()
+    assert (capsys.readouterr().err.splitlines(), caught.value.code) == (said, code)
