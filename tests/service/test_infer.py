@@ -134,20 +134,29 @@ def test_bad_input(running: TestClient, body: Any, field: str) -> None:
 
 @pytest.mark.slow
 def test_sigterm_answers_requests_in_flight(tmp_path: Path) -> None:
-    """All get their scores; then the exit code is 0, and no process is left."""
+    """All get their scores; then the exit code is 0, and no process is left.
+
+    In flight is what the service has begun to read, as it says by "100 Continue". Connections on
+    which it has read nothing yet are closed.
+    """
     net, shape = SlimResNet(5, (64, 64), 1, 3, 8, (0.5, 1.0)), (3, 32, 32)
     save_network(net, tmp_path / "net.pt")
     scenario(net, shape).write(tmp_path / "s.json")
     body = json.dumps({"image": np.zeros(shape).tolist()}).encode()
     head = b"POST /infer HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Expect: 100-continue\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     given = ["--slim", str(tmp_path / "net.pt"), "--scenario", str(tmp_path / "s.json")]
     with service(*given, "--workers", "1") as running, ExitStack() as stack:
         connect = partial(socket.create_connection, ("127.0.0.1", running.port), 30)
         links = [stack.enter_context(connect()) for _ in range(40)]
         for link in links:
-            link.sendall(head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            link.sendall(head)
+        assert {link.recv(99) for link in links} == {b"HTTP/1.1 100 Continue\r\n\r\n"}
+        for link in links[:-1]:
+            link.sendall(body)
         found = [links[0].recv(99)]
         running.process.send_signal(signal.SIGTERM)
+        links[-1].sendall(body)
         found += [link.recv(99) for link in links[1:]]
         assert all(one.startswith(b"HTTP/1.1 200") for one in found), found
 
