@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from optsched.cluster import (
     Job,
     NodeChange,
     Nodes,
+    Reason,
     Run,
     Stalled,
     Why,
@@ -65,29 +67,108 @@ def at(run: Run, now: int) -> tuple[set[int], int, int]:
     return {int(log.job[i]) for i in stays}, there - sum(on.values()), there
 
 
-@given(runs())
-def test_every_waiting_job_has_a_reason_at_every_instant(run: Run) -> None:
+def in_service(run: Run, now: int) -> int:
+    """GPUs of the nodes that take work."""
+    kinds = {change.node: change.kind for change in run.settings.changes if change.time <= now}
+    return sum(gpus for n, gpus in enumerate(run.nodes.gpus) if kinds.get(n, "add") == "add")
+
+
+def stopped(run: Run, now: int) -> dict[str, int]:
+    """Jobs that the decisions of an instant stopped, and their GPUs; not on a removed node."""
+    log, found = run.log, {}
+    removed = {c.node for c in run.settings.changes if c.time == now and c.kind == "remove"}
+    for i in np.flatnonzero((log.end == now) & (log.finished[log.job] > now)).tolist():
+        if removed.isdisjoint(log.node[log.node_ptr[i] : log.node_ptr[i + 1]].tolist()):
+            found[run.workload.names[log.job[i]]] = int(log.gpus[i])
+    return found
+
+
+def check_words(run: Run, j: int, now: int, found: Reason) -> None:
+    """The word for a waiting job that its group's share does not hold back.
+
+    It needs its smallest size. If that is free, Determined's policies give reasons of their own:
+    they request the largest size that the nodes in service have, and cannot yet give away what they
+    stop now.
+    """
+    w, sizes, (_, free, there) = run.workload, run.workload.sizes_of(j).tolist(), at(run, now)
+    if sizes[0] > free:
+        assert found.why is (Why.NEVER if sizes[0] > there else Why.ROOM)
+        return
+    stops = stopped(run, now)
+    if run.policy not in ("fair_share", "priority") or w.names[j] in stops:
+        assert found.why is Why.ORDER
+        return
+    request = max(size for size in sizes if size <= in_service(run, now))
+    if found.why is Why.RELEASE:
+        assert request <= free and {*re.findall('"(.*?)"', found.text)} <= {*stops} != set()
+    elif request > free - sum(stops.values()):
+        assert found.why is Why.ROOM
+    else:
+        assert found.why in (Why.ORDER, Why.GANG)
+
+
+def check_every_instant(run: Run) -> None:
     """Names, and words by the GPUs that are free; the time for want of GPUs is their sum."""
     w, least = run.workload, run.workload.size[run.workload.size_ptr[:-1]]
     waited = np.zeros(len(w), np.int64)
     for now in range(int(run.log.end.max())):
-        running, free, there = at(run, now)
+        running, free, _ = at(run, now)
         active = [j for j in range(len(w)) if w.submit[j] <= now < run.log.finished[j]]
         found = run.waiting(now)
         assert list(found) == [w.names[j] for j in active if j not in running]
         for j in active:
             if j in running:
                 continue
-            why, text = found[w.names[j]]
-            assert text
-            if why is not Why.SHARE:
-                expected = [Why.ROOM] if least[j] > free else [Why.ORDER, Why.GANG]
-                assert why in ([Why.NEVER] if least[j] > there else expected)
-                assert why is not Why.GANG or run.policy in ("fair_share", "priority")
+            assert found[w.names[j]].text
+            if found[w.names[j]].why is not Why.SHARE:
+                check_words(run, j, now, found[w.names[j]])
             waited[j] += least[j] > free
     assert run.metrics.waiting_for_room.tolist() == waited.tolist()
     assert (run.metrics.waiting_for_room <= run.metrics.waiting).all()
     assert run.waiting() == {}
+
+
+@given(runs())
+def test_every_waiting_job_has_a_reason_at_every_instant(run: Run) -> None:
+    """Whatever the policy, the groups and the changes of nodes."""
+    check_every_instant(run)
+
+
+def test_determined_requests_the_largest_size() -> None:
+    """One GPU is free, and is not enough for the job that could also run on it."""
+    jobs = [Job(name="runs", sizes=(2,), work=8 * WORK),
+            Job(name="waits", submit=1, sizes=(1, 2), work=5 * WORK)]  # fmt: skip
+    run = simulate(jobs, "priority", Nodes(1, gpus=3))
+    assert run.waiting(2) == {"waits": (Why.ROOM, "requests 2 slots, 1 are free")}
+    check_every_instant(run)
+    drained = simulate(jobs, "priority", Nodes.of([2, 1]), changes=[NodeChange(1, 0, "drain")])
+    assert drained.log.gpus.tolist() == [2, 1] and drained.waiting(1) == {}
+    check_every_instant(drained)
+
+
+def test_what_determined_stops_is_not_free_at_once() -> None:
+    """A job starts after that stop, or lacks the GPUs still; the stopped job's turn has passed."""
+    jobs = [Job(name="wide", sizes=(1, 2), work=4 * WORK),
+            Job(name="late", submit=1, sizes=(1,), work=4 * WORK)]  # fmt: skip
+    run = simulate(jobs, "fair_share", Nodes(1, gpus=2))
+    assert run.waiting(1) == {
+        "wide": (Why.ORDER, "needs 1 GPU, 2 are free, but policy fair_share keeps it back"),
+        "late": (Why.RELEASE, 'starts after the stop of "wide"'),
+    }
+    check_every_instant(run)
+    rows = [("a", "g", 1, 2, 7), ("b", "", 2, 1, 5), ("c", "h", 2, 2, 7), ("d", "h", 4, 2, 2),
+            ("e", "g", 5, 2, 4)]  # fmt: skip
+    jobs = [
+        Job(name=name, group=group, submit=submit, sizes=(gpus,), work=work * WORK)
+        for name, group, submit, gpus, work in rows
+    ]
+    run = simulate(jobs, "fair_share", Nodes.of([3, 1]))
+    assert run.log.end[run.log.job == 1].tolist() == [5, 8]  # "b", on one GPU
+    assert at(run, 5)[1] == 2 and {name: reason for name, reason in run.waiting(5).items()
+                                   if name in "cd"} == dict.fromkeys(
+        "cd", (Why.ROOM, "requests 2 slots, 1 are free")
+    )  # fmt: skip
+    check_every_instant(run)
 
 
 def test_words_and_documents() -> None:

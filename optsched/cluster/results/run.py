@@ -99,7 +99,8 @@ class Run:
     def at(self, time: int) -> Start:
         """The state just before the decisions of an instant, to simulate from present.
 
-        The settings of the run have to be given again. Not for GPUs that jobs share.
+        The settings of the run have to be given again. Not for GPUs that jobs share; zero-slot
+        tasks may get units of other nodes than theirs, which a later change of nodes may show.
         """
         from optsched.cluster.world.start import Start, Stay
 

@@ -321,13 +321,16 @@ def _after(w: World, r: int, row: Row, now: int) -> None:
 
 
 def _preempted(w: World, rows: list[Row]) -> None:
-    """Count stays that ended before the job, but for resizes (a stay from the same instant on)."""
+    """Count stays that ended before the job, but for resizes (a stay from the same instant on).
+
+    Stays lack the node of a zero-slot task: any that is removed at their end is taken for it.
+    """
     removed = {(int(c["when"]), int(c["which"])) for c in w.change if c["kind"] == layout.REMOVE}
     resized = {(row.job, row.stay.start) for row in rows}
     for row in rows:
         end = row.stay.end
         if end is not None and end != w.finished[row.job]:
-            lost = any((end, node) in removed for node in row.stay.nodes)
+            lost = any((end, node) in removed for node in row.stay.nodes or range(len(w.node)))
             w.job["preempted"][row.job] += lost or (row.job, end) not in resized
 
 
