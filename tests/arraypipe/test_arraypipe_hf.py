@@ -157,7 +157,7 @@ def test_values_beside_the_hidden_states_are_refused() -> None:
     )  # fmt: skip
     refused(
         hf_models.builder("mixtral", output_router_logits=True), "mixtral",
-        r"has the loss .* instead of .*: a value crosses a cut beside the hidden states",
+        r"has (the loss .* instead|another gradient) of .*: a value crosses a cut beside",
     )  # fmt: skip
     deberta = transformers.DebertaV2Config(
         hidden_size=16, intermediate_size=24, num_hidden_layers=3, num_attention_heads=2,

@@ -183,7 +183,8 @@ class RulePolicy:
             return InputError(f"policy {self.name}: numba cannot compile it: {about}")
         if not isinstance(error, NumbaError):
             return failed(w, self.name, error)
-        text = re.sub(r"View\((?:[^()]|\([^()]*\))*\)", "View", str(error))
+        text = re.sub(r"\x1b\[\d*m", "", str(error))  # colors
+        text = re.sub(r"View\((?:[^()]|\([^()]*\))*\)", "View", text)
         if found := re.search(r"(quota|order|wake_at|share): expected[^\n]*", text):
             return PolicyError(f"policy {format_value(self.name)}: {found[0]}")
         lines = [line.strip() for line in text.splitlines()]
