@@ -5,6 +5,7 @@
     python -m benchmarks.serving paper   [--seeds 16] [--policy FILE.npz ...]
     python -m benchmarks.serving speed [--policy FILE.npz] decisions per second, Python beside it
     python -m benchmarks.serving deadlines [--seeds 16]    attainment at 1.2 times the capacity
+    python -m benchmarks.serving scatter [--seeds 70]      the same on random scenarios
     python -m benchmarks.serving plan                      the planner against the hand-made plan
     python -m benchmarks.serving learn [--modes flow paper] [--seeds 5] [--decisions N]
     python -m benchmarks.serving live --scenario S.json --network NET.pt [--requests 10000]
@@ -33,6 +34,7 @@ import numpy as np
 
 from benchmarks.machine import machine
 from optsched import serving
+from optsched.errors import InputError
 from optsched.io.files import write_atomic
 from optsched.serving import MarginalCost, Plan, Router, Scenario, Settings
 from optsched.serving.simulator import new_world
@@ -241,6 +243,70 @@ def deadlines(seeds: range) -> None:
             print(f"    auto {cells[0]}\n    {best.router} {cells[1]}", flush=True)
 
 
+def random_overload(seed: int) -> tuple[Scenario, Plan | None, dict[str, Any], float]:
+    """Random servers, segments and deadlines; a plan if there is one, static routers, the load."""
+    dice = np.random.default_rng(seed)
+    k = int(dice.integers(1, 5))
+    n = int(dice.integers(2, 5)) if k > 1 else 4
+    widths, mmac = np.linspace(1 / n, 1, n), []
+    for j in range(k):
+        most = dice.uniform(2, 20)
+        inputs = widths if j else widths[:1]
+        mmac.append([[most * (0.3 + 0.7 * a) * w for w in widths] for a in inputs])
+    servers = [
+        serving.Server(
+            f"s{s}", float(dice.choice([2000, 8000, 40_000])), float(dice.choice([0.05, 0.3, 1.0])),
+            float(dice.choice([0.002, 0.01, 0.05])), 20, 200, float(dice.choice([5.0, 50.0])),
+            parallel=dice.choice([None, 1, 2, 4]),
+        )
+        for s in range(int(dice.integers(1, 5)))
+    ]  # fmt: skip
+    base = Scenario(
+        list(widths), mmac, [[100 * w + 50 for w in widths]] * k,
+        70 + 3 * np.indices((n,) * k).sum(axis=0) / k, servers, [0.0],
+        max_batch=int(dice.choice([1, 4, 16, 64])), router_ms=dice.choice([None, 0.02, 0.1]),
+    )  # fmt: skip
+    try:
+        plan = serving.plan_instances(base, rate=200)
+    except InputError:  # a segment fits nowhere beside the others
+        plan = None
+    groups = sorted({min(g, base.max_batch) for g in (8, 16, 32, 64)})
+    static = {
+        f"{row} by {g}": Router(serving.Static(tuple(row)), serving.JSED(), g)
+        for row in base.tuples.tolist() if sum(row) <= 2 for g in groups
+    }  # fmt: skip
+    flood = base.replace(arrival_ms=np.zeros(3000))
+    narrow = [static[f"{[0] * k} by {g}"] for g in groups]
+    runs = [serving.simulate(flood, one, plan=plan, log=False).summary for one in narrow]
+    load = float(dice.choice([0.5, 0.9, 1.2, 1.2, 2.0]))
+    rate = load * max(run.throughput_per_s or 0 for run in runs)
+    alone = base.cost[:, :, 0, 0].sum(axis=1) + k * (base.launch + base.router)
+    ms = float(alone.min()) / 1e6 * float(dice.choice([2, 3, 5, 15, 40]))
+    n = int(min(12_000, max(3000, rate * 0.8)))
+    due: Any = ms
+    if dice.random() < 0.2:
+        due = np.where(dice.random(n) < 0.3, np.inf, dice.choice([ms, 3 * ms], n))
+    arrival = np.random.default_rng(seed + 1).exponential(1000 / rate, n).cumsum()
+    return base.replace(arrival_ms=arrival, deadline_ms=due), plan, static, load
+
+
+def scatter(seeds: range) -> None:
+    """Attainment of `auto` less that of the best static tuple, on random scenarios, by load."""
+    found: dict[float, list[float]] = {}
+    for seed in seeds:
+        scenario, plan, static, load = random_overload(seed)
+        given = {"auto": MarginalCost(), **static}
+        points = serving.compare(scenario, given, seeds=[0], plan=plan)
+        auto, *others = [point.mean["attainment"] for point in points]
+        found.setdefault(load, []).append(auto - max(others))
+    for load, gaps in sorted(found.items()):
+        row = np.array(gaps)
+        print(
+            f"load {load:g}: {len(row)} scenarios, mean {row.mean():+.2f} points, "
+            f"{(row < -2).sum()} over 2 behind, {(row > 2).sum()} over 2 ahead"
+        )
+
+
 def speed(policies: list[Path]) -> None:
     """Decisions a second on one core, best of 9; and the same sources as plain Python."""
     print(machine())
@@ -428,7 +494,7 @@ def main() -> int:
     """Run one of the studies."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     studies = ("routers", "front", "paper", "deadlines", "speed", "plan", "learn",
-               "live", "overload")  # fmt: skip
+               "live", "overload", "scatter")  # fmt: skip
     parser.add_argument("what", choices=studies)
     parser.add_argument("--seeds", type=int, default=16)
     parser.add_argument("--first-seed", type=int, default=0)
@@ -449,6 +515,8 @@ def main() -> int:
         paper(seeds, given.policy)
     elif given.what == "deadlines":
         deadlines(seeds)
+    elif given.what == "scatter":
+        scatter(seeds)
     elif given.what == "speed":
         speed(given.policy)
     elif given.what == "learn":
