@@ -172,7 +172,7 @@ def _value(message: str, field: str, data: bytes) -> Any:
         text = (match[1] or match[2]).strip("'")
         if text == "nothing":
             return None
-        with suppress(ValueError, msgspec.DecodeError):  # no ValueError in old msgspec
+        with suppress(ValueError):
             return msgspec.json.decode(text)
         return text
     try:
