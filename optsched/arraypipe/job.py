@@ -83,8 +83,8 @@ class Job:
     model
         Keyword arguments of `build_model`.
     init
-        File with a state dict (``torch.load(weights_only=True)``) to start from instead of the
-        weights that the seed gives.
+        Weights to start from instead of those that the seed gives: a file with a state dict
+        (``torch.load(weights_only=True)``), a safetensors file, or a folder of ``save_pretrained``.
 
     Examples
     --------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ try:
 except ModuleNotFoundError:
     raise MissingExtra("train_alone", "torch") from None
 
+from optsched.arraypipe.model.build import Builder
 from optsched.arraypipe.model.calls import cut_alone
 from optsched.arraypipe.model.inputs import mapped, tensors_in, unchanged
 from optsched.arraypipe.runtime.data import cut_batch, target_of
@@ -114,7 +115,7 @@ def train_alone(
         if isinstance(model, (list, tuple, torch.nn.ModuleList)):
             model = torch.nn.Sequential(*model)
         if job.init is not None:
-            model.load_state_dict(torch.load(job.init, weights_only=True))
+            model = Builder(build_model, share=False).whole(replace(job, precision="fp32"))
         alone = _Alone(model, job, loss, weight, torch.device(device))
         children = list(model._modules)
         names = [children[cut] if isinstance(cut, int) else cut for cut in cuts]

@@ -151,9 +151,8 @@ class ArrayTrainer:
     data
         A dataset with indices: shuffled by the seed of every job, in batches of its size, epoch
         after epoch. A DataLoader: its dataset, collate function and workers, in its order if it
-        does not shuffle. An iterable dataset, in its order (no checkpoints). Or
-        ``data(job, start)``, an iterator of batches that begins with iteration `start` and depends
-        on nothing else (not on the global random state).
+        does not shuffle. Or ``data(job, start)``, an iterator of batches that begins with iteration
+        `start` and depends on nothing else (not on the global random state).
     stages
         A number of stages; or names of the blocks at which stages 1, 2, ... begin, or their
         indices among the modules of an `nn.Sequential` or of the largest list of modules.
@@ -206,6 +205,9 @@ class ArrayTrainer:
         self.cut = UNCUT
         self.compared: frozenset[str] = frozenset()  # arguments of models
         self.ties: tuple[tuple[int, int], ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<ArrayTrainer: {len(self.jobs)} jobs, stages {self.given_stages!r:.60}>"
 
     @property
     def titles(self) -> list[str]:

@@ -333,8 +333,8 @@ class OnSnapshot(Body, kw_only=True):
 class Plan(OnSnapshot, kw_only=True):
     """Decide what starts now, and predict when the other requests start."""
 
-    policy: str = POLICY
-    """Of expected starts, such as ``fifo:backfill=first_fit``."""
+    policy: Annotated[str, msgspec.Meta(pattern="^[^:]*(:[^:=]+=.*)?$")] = POLICY
+    """Of expected starts, such as ``fifo:backfill=first_fit``; not ``module:Class``."""
     sigma: float = 0.5
     samples: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
     seed: int = 0

@@ -22,7 +22,7 @@ _CODES: Final = {
     400: "The body is refused.", 401: "The token is missing or wrong.",
     403: "The host is not local.", 404: "There is no live cluster of this name.",
     408: "The body came too slowly.",
-    409: "The request is correct, and the cluster cannot satisfy it.",
+    409: "The cluster cannot satisfy it, or its id, name or version conflicts.",
     413: "The body is too large.", 415: "The body is no JSON.",
     422: "It takes too much time.",
     502: "The servers that ran it died: try again.",

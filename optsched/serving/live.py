@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from collections import Counter, deque
 from concurrent.futures import Future
@@ -184,7 +185,7 @@ class LiveServer(Loop):
         except Exception:
             raise InputError(f"key: expected a hashable value, got {key!r:.60}") from None
         due = NEVER
-        if deadline is not None:
+        if deadline is not None and deadline != math.inf:
             due = now + round(milliseconds("deadline", deadline) * NS_PER_MS)
         pixels = given.to(torch.float32).flatten().numpy()
         if not self._rows.acquire(blocking=threading.current_thread() is not self._thread):

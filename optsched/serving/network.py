@@ -139,10 +139,10 @@ class SlimResNet(nn.Module):
         for width, count in zip(self.widths, found, strict=True):
             whole = math.isclose(count, round(count)) and round(count) > 0
             if not whole or round(count) % self.group_channels:
+                text = f"{count:g} of {self.channels[k]} at width {width:g}"
                 raise InputError(
-                    f"channels: segment {k} has {count:g} of {self.channels[k]} at width "
-                    f"{width:g}, no multiple of group_channels {self.group_channels}; choose other "
-                    "channels, widths or group_channels"
+                    f"channels: segment {k} has {text}, no multiple of group_channels "
+                    f"{self.group_channels}; choose other channels, widths or group_channels"
                 )
         return [round(count) for count in found]
 
@@ -164,9 +164,7 @@ inputs of different widths are run at once.
 def shapes_of(net: Segmented, shape: Sequence[int]) -> Shapes:
     """Return the shapes of activations for images of a shape, by one image at every width."""
     if not isinstance(shape, (tuple, list)) or not shape:
-        raise InputError(
-            f"shape: expected the sizes of an image such as (3, 32, 32), got {shape!r:.60}"
-        )
+        raise InputError(f"shape: expected sizes such as (3, 32, 32), got {shape!r:.60}")
     image = tuple(integer("shape", n, 1, _MAX_SIZE) for n in shape)
     found: Shapes = [[image], *([] for _ in net.segments)]
     weight = _weight(net)
@@ -508,8 +506,7 @@ def digits(split: str = "train", side: int = 16) -> Images:
     data = load_digits()
     # raw numbers of a bit generator are the same in every release of NumPy
     order = np.argsort(np.random.PCG64(0).random_raw(len(data.target)))
-    x = torch.tensor(data.images[order], dtype=torch.float32, device="cpu")[:, None]
-    x = _resized(x, side)
+    x = _resized(torch.tensor(data.images[order], dtype=torch.float32, device="cpu")[:, None], side)
     x = (x - x[:_TRAINED_ON].mean()) / x[:_TRAINED_ON].std()
     y = torch.tensor(data.target[order], dtype=torch.int64, device="cpu")
     return Images(x[part].contiguous(), y[part].contiguous())
@@ -534,10 +531,8 @@ def cifar100(folder: str | os.PathLike[str], split: str = "train", side: int = 3
     if path is pickled:
         content = _records(path, content)
     if not content or len(content) % (2 + _PIXELS):
-        raise InputError(
-            f"{path}: has {len(content)} bytes, expected a multiple of {2 + _PIXELS} (two "
-            f"labels and {_PIXELS} bytes an image)"
-        )
+        image = f"{2 + _PIXELS} (two labels and {_PIXELS} bytes an image)"
+        raise InputError(f"{path}: has {len(content)} bytes, expected a multiple of {image}")
     rows = np.frombuffer(content, np.uint8).reshape(-1, 2 + _PIXELS)  # coarse, fine label, pixels
     labels = rows[:, 1]
     for i in np.flatnonzero(labels > 99)[:1]:
@@ -570,10 +565,8 @@ def _records(path: Path, content: bytes) -> bytes:
 
 def normalised(colours: Any) -> Tensor:
     """Return colours 0 to 255, shape (..., 3, side, side), normalised as those of CIFAR-100."""
-    x = torch.from_numpy(colours.astype(np.float32))
-    return (
-        x.div_(255).sub_(torch.tensor(_MEAN)[:, None, None]).div_(torch.tensor(_SD)[:, None, None])
-    )
+    mean, sd = (torch.tensor(one)[:, None, None] for one in (_MEAN, _SD))
+    return torch.from_numpy(colours.astype(np.float32)).div_(255).sub_(mean).div_(sd)
 
 
 def _resized(x: Tensor, side: int) -> Tensor:

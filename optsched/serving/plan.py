@@ -120,10 +120,8 @@ class Plan:
                     f"{used:g} MB"
                 )
             if len(resident) > SLOTS:
-                raise InputError(
-                    f"plan: server {server.id!r} gets {len(resident)} instances, at most {SLOTS} "
-                    "run"
-                )
+                found = f"{len(resident)} instances, at most {SLOTS} run"
+                raise InputError(f"plan: server {server.id!r} gets {found}")
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], scenario: Scenario) -> Plan:

@@ -163,32 +163,38 @@ def delay(world, s):  # type: ignore[no-untyped-def]
 
 @helper(counted=False, inline=True)
 def expected(world):  # type: ignore[no-untyped-def]
-    """Estimate ns until the head is answered; later segments are narrow, on the fastest server."""
-    trace = world.trace[0]
-    k = trace.segment
+    """Estimate ns until the head is answered; later segments are narrow, on the fastest server.
+
+    A load that it would be the first to wait for takes none: if that was shed, nothing would load.
+    """
+    trace, core = world.trace[0], world.core
+    s, k, w = trace.server, trace.segment, trace.width
     head = world.request[world.fifo[k].head]
-    images = min(trace.group, world.fifo[k].images)
-    _, start = _hosts(world.core, trace.server, k, trace.width, trace.now)
-    end, _, _ = _batch(world.core, trace.server, k, trace.width, images, head.width)
-    if k > 0 and head.server != trace.server:
+    hosts, start = _hosts(core, s, k, w, trace.now)
+    fits = core.server[s].used + core.vram[k, w] <= core.server[s].vram
+    if hosts == 0 and fits and core.queue[s, k * core.vram.shape[1] + w].head < 0:
+        start = 0.0
+    end, _, _ = _batch(core, s, k, w, min(trace.group, world.fifo[k].images), head.width)
+    if k > 0 and head.server != s:
         end += world.transfer[k - 1, head.width]
-    return start + end + _later(world, k, trace.width)
+    return start + end + _later(world, k, w)
 
 
 @helper(counted=False, inline=True)
 def _later(world, k, width):  # type: ignore[no-untyped-def]
-    """Estimated ns of all segments after k, given its width; see `expected`."""
+    """Estimated ns of all loaded segments after k, given its width; see `expected`."""
     core = world.core
     found = 0.0
     for j in range(k + 1, core.vram.shape[0]):
         w = world.ladder[0, j] if len(world.ladder) else 0
-        least = np.inf
+        least, loaded = np.inf, 0
         for s in range(len(core.server)):
             if world.feasible[s, j, w]:
-                _, start = _hosts(core, s, j, w, world.trace[0].now)
+                hosts, start = _hosts(core, s, j, w, world.trace[0].now)
                 end, _, _ = _batch(core, s, j, w, 1, width)
                 least = min(least, start + end)
-        found += world.trace[0].router + (least if least < np.inf else 0.0)
+                loaded += hosts
+        found += world.trace[0].router + (least if loaded else 0.0)
         width = w
     return found
 

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from optsched.model.schedule import IntArray, Schedule
     from optsched.serving.plan import Plan
 
-_ROWS = 1024  # initial capacity of the log for instances
-
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -172,10 +170,11 @@ def new_world(
     trace = np.zeros(1, world.TRACE)
     trace["router"], trace["router_at"], trace["horizon"] = scenario.router, NEVER, NEVER - 1
     trace["decision"], trace["logs"], trace["shed"], trace["shed_at"] = -1, log, -1, -NEVER
+    trace["alone"] = (scenario.cost[..., 0, 0] + scenario.launch[:, None]).min(axis=0).sum()
     trace["deadlines"], trace["sheds"] = scenario.deadline_ms is not None, settings.shed
     request = np.zeros(n, world.REQUEST)
     request["finish"] = request["shed"] = -1
-    instance_row = np.zeros(_ROWS if log else 0, INSTANCE)
+    instance_row = np.zeros(1024 if log else 0, INSTANCE)  # grows
     if plan is not None:
         if not hasattr(plan, "check"):
             raise InputError(f"plan: expected a Plan, got {plan!r:.60}")

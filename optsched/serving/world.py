@@ -41,15 +41,16 @@ ARRIVE, REQUEUE, ROUTE = range(TICK + 1, TICK + 4)
 TRACE = fields(
     "now router router_at horizon arrived completed decisions pending order "
     "decision segment server width group logs batches entries instances "
-    "deadlines sheds shed shed_at load squares since area counted",
+    "deadlines sheds shed shed_at alone load squares since area counted",
     "variance variance_squared",
 )
 """Clocks, counters, the current decision, rows written, and integrals over time.
 
 `completed` counts requests that were shed, too. `decision` is 1 while a Python router decides.
-`deadlines`: whether there are any; `sheds`: whether requests are shed; `shed` is the last one or
--1, its `next` the one before. `area` is the integral of the requests in the system, up to
-`counted`; `load` and `squares` are sums over servers of min(U, 1) and its square.
+`deadlines`, `sheds`: whether there are any, are shed. `shed` is the last one or -1, its `next` the
+one before; `shed_at` its time, if its deadline was not below `alone`, ns without others. `area` is
+the integral of the requests in the system, up to `counted`; `load` and `squares` are sums over
+servers of min(U, 1) and its square.
 """
 
 REQUEST = fields("next width tuple server finish shed")
@@ -322,7 +323,8 @@ def _shed(world, now):  # type: ignore[no-untyped-def]
     fifo.images -= 1
     _count(world, now)
     trace.completed += 1
-    request.shed = trace.shed_at = now
+    request.shed = now
+    trace.shed_at = trace.shed_at if world.deadline[r] - world.arrival[r] < trace.alone else now
     request.next = trace.shed
     trace.shed = r
 

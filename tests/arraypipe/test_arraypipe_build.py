@@ -20,6 +20,7 @@ from optsched.arraypipe.job import Job
 from optsched.arraypipe.model import lazy
 from optsched.arraypipe.model.build import Builder, model_function
 from optsched.arraypipe.model.lazy import Recorder
+from optsched.arraypipe.train_alone import train_alone
 from optsched.errors import InputError
 
 if TYPE_CHECKING:
@@ -186,6 +187,8 @@ def test_init_reads_files_and_folders(tmp_path: Path, name: str) -> None:
     whole.model.save_pretrained(tmp_path / "base")
     builder = Builder(build)
     check_equal(builder.whole(job(init=tmp_path / name)), whole)
+    alone = train_alone(build, job(init=tmp_path / name), [], None, lambda *_: iter(()), steps=0)
+    assert all(torch.equal(alone.parameters[key], p) for key, p in whole.named_parameters())
     with builder.parts(job(init=tmp_path / name, precision="bf16")) as model:
         pass
     check_equal(model, whole.bfloat16())

@@ -16,7 +16,15 @@ import optsched
 from optsched.errors import InputError
 from optsched.serving import check, compare, plan_instances, reference, simulate
 from optsched.serving.log import Log
-from optsched.serving.routers import JSED, Decision, MarginalCost, Router, Static, View
+from optsched.serving.routers import (
+    JSED,
+    Decision,
+    MarginalCost,
+    RoundRobin,
+    Router,
+    Static,
+    View,
+)
 from optsched.serving.scenario import Settings
 from optsched.serving.simulator import front_of, new_world
 from optsched.serving.tables import Server
@@ -94,6 +102,28 @@ def test_requests_that_would_end_too_late_are_shed() -> None:
     assert (late.completed, late.shed, late.late, late.attainment) == expected
     # an answer that is not given costs the whole accuracy
     assert run.cost == (1.0 + 2.0 + 50 * 4) * 1e6
+
+
+@pytest.mark.parametrize(
+    "router",
+    [MarginalCost(), Router(Static((0, 1, 2, 3))), Router(Static((0, 0, 0, 0)), RoundRobin(), 8)],
+)
+def test_cold_servers_load_although_a_load_takes_longer_than_any_deadline(router: Any) -> None:
+    """A load takes 20 ms; requests that wait for the first one are late, all others need not be."""
+    scenario = reference(rate=200, seconds=2, deadline_ms=15)
+    summary = simulate(scenario, router).summary
+    assert summary.attainment is not None and summary.attainment > 75
+
+
+def test_requests_that_nobody_could_answer_in_time_are_no_overload() -> None:
+    """Widths of the others are as wide as without them."""
+    alone = reference(rate=500, seconds=2, deadline_ms=50)
+    limits = [0.0 if i % 3 == 0 else 50.0 for i in range(alone.n_requests)]
+    plan = plan_instances(alone)
+    mixed = simulate(alone.replace(deadline_ms=limits), plan=plan).summary
+    whole = simulate(alone, plan=plan).summary
+    assert mixed.shed == limits.count(0.0) and whole.shed == 0
+    assert mixed.accuracy == pytest.approx(whole.accuracy, abs=0.1)
 
 
 def test_a_router_in_python_sees_deadlines() -> None:

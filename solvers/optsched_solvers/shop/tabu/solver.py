@@ -54,8 +54,10 @@ SLICE = 0.012
 NOISE = 0.3
 """Noise on a rule's ranks for a new start, as a share of the operations."""
 
-JOB_ORDER_SHARE = 2
-"""The search on job orders gets the limit divided by this, before the moves."""
+FIRST_LOOK = 0.005
+"""Share of the limit of a first search on job orders: moves from there prove many long arrays."""
+JOB_ORDER_SHARE = 0.5
+"""Share that the search on job orders then gets, before further moves."""
 JOB_ORDER_SECONDS = 60.0
 """Longest search on job orders."""
 FRESH_JOB_ORDERS = 2000
@@ -120,7 +122,8 @@ class Tabu:
         elif not monitor.should_stop() and load(monitor, *MODULES):
             search = _Search(graph, limits, monitor, elites, patience)
             if is_pipeline(graph):
-                search.search_job_orders()
+                search.look_at_job_orders()
+                search.search_job_orders(JOB_ORDER_SHARE)
             if search.take_over():
                 search.run()
         return Result("unknown")
@@ -153,12 +156,19 @@ class _Search:
         self.speed = 1e6 / graph.n_operations  # moves a second: a low first guess
         self.known: Csr | None = None
 
-    def search_job_orders(self) -> None:
+    def look_at_job_orders(self) -> None:
+        """Walk from what a short search on job orders finds, if time alone is limited."""
+        if self.moves_left is None:
+            self.search_job_orders(FIRST_LOOK)
+            if self.take_over():
+                self.explore(self.elites.best.order, self.patience)
+
+    def search_job_orders(self, share: float) -> None:
         """On pipelines the orders of jobs decide first; moves polish what they reach."""
         from optsched_solvers.shop.job_orders import improve
 
-        budget = None if self.moves_left is None else self.moves_left // JOB_ORDER_SHARE
-        seconds = min(JOB_ORDER_SECONDS, self.monitor.remaining / JOB_ORDER_SHARE)
+        budget = None if self.moves_left is None else int(self.moves_left * share)
+        seconds = min(JOB_ORDER_SECONDS, self.monitor.remaining * share)
         made = improve(
             self.graph, self.monitor, seed=self.limits.seed, iterations=budget, seconds=seconds
         )
