@@ -15,7 +15,7 @@ from optsched.cluster.determined import decide as decide_pools
 from optsched.cluster.determined.document import answer_of, from_tree, read_answer, to_json
 from optsched.errors import InputError
 from optsched.io.files import check_outputs, write_atomic
-from optsched.io.strict_json import format_json, parse, without_collector
+from optsched.io.strict_json import format_json, parse, placed, without_collector
 
 if TYPE_CHECKING:
     from optsched.formats.kubernetes import Gang
@@ -31,11 +31,7 @@ def decide(
     ] = None,
     variant: Annotated[str | None, option("code (as it decides) or docs.")] = None,
     preemption: Annotated[
-        bool | None,
-        option(
-            "Release tasks for a better priority [default: state, off].",
-            "--preemption/--no-preemption",
-        ),
+        bool | None, option("Release tasks for a better priority [default: state, off].")
     ] = None,
     mode: Annotated[str | None, option("Of kubernetes: default or gang.")] = None,
     fit: Annotated[str | None, option("best (fullest agents first) or worst.")] = None,
@@ -62,13 +58,10 @@ def decide(
 
 
 def manifest(
-    file: Annotated[
-        Path,
-        argument("optsched.quota/1 or optsched.decision/1; - is stdin."),
-    ],
+    file: Annotated[Path, argument("optsched.quota/1 or optsched.decision/1; - is stdin.")],
     gang: Annotated[str, option("podgroup, volcano, kueue or optsched.")] = "podgroup",
-    queue: Annotated[str | None, option("Of volcano; LocalQueue of kueue.")] = None,
-    schedule: Annotated[Path | None, option("Of the plan [default: solve it].")] = None,
+    queue: Annotated[str | None, option("Queue of volcano, or LocalQueue of kueue.")] = None,
+    schedule: Annotated[Path | None, option("Schedule of the plan [default: solve it].")] = None,
     gpus_per_pod: Annotated[int | None, option("At most [default: 8, as nodes allow].")] = None,
     pin: Annotated[bool, option("Only on the nodes that were chosen.", "--pin")] = False,
     image: Annotated[str, option("Container image.")] = "job:latest",
@@ -132,7 +125,10 @@ def _gangs(file: Path, schedule: Path | None) -> tuple[list[Gang], list[str]]:
     if family == "optsched.quota":
         plan = quota_json.from_tree(tree, name)
         if schedule is not None:
-            return kubernetes.of_plan(plan, Schedule.read(schedule)), []
+            given = Schedule.read(schedule)
+            with placed(f"{schedule}: "):
+                plan.answer(given)  # refuses one that breaks a rule
+                return kubernetes.of_plan(plan, given), []
         result = solve(plan, time_limit=_PLAN_SECONDS)
         if result.schedule is None:
             print(f"{result.status}: {result.reason or 'nothing found'}", file=sys.stderr)

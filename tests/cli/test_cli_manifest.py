@@ -53,6 +53,20 @@ def test_pods_fit_the_nodes_they_are_pinned_to(cli: Cli) -> None:
     assert tight.err == "" and job["spec"]["parallelism"] == 4
 
 
+def test_wrong_schedules(cli: Cli) -> None:
+    """The file and the rule of the plan that the schedule breaks."""
+    jobs: list[dict[str, Any]] = [{"name": "a", "maximum": 1, "utility": [2]},
+                                  {"name": "b", "maximum": 1, "utility": [1]}]  # fmt: skip
+    tree = {"format": "optsched.quota/1", "budget": 1, "jobs": jobs}
+    Path("p.json").write_text(json.dumps(tree))
+    assert cli("solve", "p.json", "-o", "s.json").code == 0
+    words = ("cluster", "manifest", "p.json", "--schedule", "s.json")
+    assert cli(*words).code == 0
+    jobs[1]["must_run"] = True
+    Path("p.json").write_text(json.dumps(tree))
+    assert cli.refused(*words) == "s.json: job 'b' gets 0 GPUs, which is not allowed"
+
+
 def test_stdin(cli: Cli) -> None:
     """What `optsched cluster decide` prints can be piped."""
     expected = cli("cluster", "manifest", answer())
