@@ -21,13 +21,7 @@ def main() -> None:
 
 
 def _run() -> int:
-    from optsched.errors import (
-        Infeasible,
-        InputError,
-        MissingExtra,
-        OptschedError,
-        UnsupportedProblem,
-    )
+    from optsched import errors
 
     try:
         from optsched.cli.app import run
@@ -37,13 +31,13 @@ def _run() -> int:
             return run()
     except SystemExit as done:  # the usual end
         return done.code if isinstance(done.code, int) else int(done.code is not None)
-    except (InputError, UnsupportedProblem, MissingExtra) as error:
+    except (errors.InputError, errors.UnsupportedProblem, errors.MissingExtra) as error:
         say(f"error: {error}")
         return 2
-    except Infeasible as error:
+    except errors.Infeasible as error:
         say(f"infeasible: {error}")
         return 1
-    except OptschedError as error:  # nothing wrong with the input: a failed job, a broken proof
+    except errors.OptschedError as error:  # the input is right: a failed job, a broken proof
         say(f"failed: {error}")
         return 1
     except MemoryError:

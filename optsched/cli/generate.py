@@ -69,7 +69,8 @@ def taillard(
 def cluster(
     output: Output,
     kind: Annotated[
-        list[str] | None, option("nvswitch, cube_mesh, nvlink_pairs, pcie, nvl72.")
+        list[str] | None,
+        option("nvswitch, cube_mesh, nvlink_pairs, pcie, nvl72 [default: nvswitch]."),
     ] = None,
     hosts: Annotated[int, option("How many; kinds take turns.")] = 4,
     level: Annotated[list[str] | None, option("LEVEL=HOSTS, lowest first: leaf=4; repeat.")] = None,

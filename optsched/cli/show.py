@@ -46,7 +46,7 @@ def show(
         Path | None,
         option("Drawing: .png, .svg, .pdf, .html, or .json (Perfetto).", "-o", "--output"),
     ] = None,
-    cycles: Annotated[int | None, option("Cycles to draw of a periodic schedule.")] = None,
+    cycles: Annotated[int | None, option("Cycles to draw if it is periodic [default: 3].")] = None,
     objective: Objective = None,
     as_json: AsJson = False,
 ) -> None:

@@ -11,16 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec.structs import asdict
 
-from optsched.cli.options import (
-    AsJson,
-    OptionalOutput,
-    Output,
-    ReportFile,
-    Seed,
-    argument,
-    option,
-    split_names,
-)
+from optsched.cli import options
+from optsched.cli.options import argument, option
 from optsched.cli.output import check_picture, facts, wrote
 from optsched.errors import InputError
 from optsched.io.files import check_outputs, read_text
@@ -50,17 +42,17 @@ ROUTERS = ("random/random/0", "random/round_robin/0", "static:0,1,2,3/jsed/8", "
 
 
 def make(
-    output: Output,
+    output: options.Output,
     name: Annotated[str, option("cluster-3gpu or cluster-3gpu-wifi.")] = "cluster-3gpu",
     rate: Rate = 2500.0,
     burst: Burst = 1.0,
     seconds: Seconds = 8.0,
-    seed: Seed = 0,
-    arrivals: Annotated[Path | None, option("Recorded arrivals: a CSV, arrival_ms.")] = None,
-    deadline_ms: Deadline = None,
-    accuracy: Annotated[
-        Path | None, option("Measured by `slim train` [default: published].")
+    seed: options.Seed = 0,
+    arrivals: Annotated[
+        Path | None, option("CSV of arrival_ms, instead of --rate, --burst, --seconds and --seed.")
     ] = None,
+    deadline_ms: Deadline = None,
+    accuracy: Annotated[Path | None, option("Of `slim train` [default: published].")] = None,
 ) -> None:
     """Make a scenario: a reference cluster and generated or recorded arrivals.
 
@@ -79,11 +71,11 @@ def make(
 
 def plan(
     file: ScenarioFile,
-    output: OptionalOutput = None,
+    output: options.OptionalOutput = None,
     headroom: Annotated[float, option("Times the trace's mean rate.")] = 3.0,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Choose the resident instances of every server, to proven optimality.
+    """Choose the resident instances of every server in 10 s; print whether they are proved optimal.
 
     Example: optsched slim plan s.json -o plan.json
     """
@@ -106,10 +98,10 @@ def simulate(
     file: ScenarioFile,
     router: RouterSpec = "marginal",
     plan: PlanOption = "auto",
-    seed: Seed = 0,
+    seed: options.Seed = 0,
     log: Annotated[Path | None, option("Write the log here.")] = None,
     schedule: Annotated[Path | None, option("Write the schedule here.")] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Simulate a router on a scenario and print the summary.
 
@@ -126,7 +118,7 @@ def simulate(
     show_summary(run.summary, as_json)
 
 
-def check(file: ScenarioFile, log: LogFile, as_json: AsJson = False) -> None:
+def check(file: ScenarioFile, log: LogFile, as_json: options.AsJson = False) -> None:
     """Check a log independently of the simulator; exit code 1 on violations.
 
     Example: optsched slim check s.json log.json
@@ -142,7 +134,7 @@ def check(file: ScenarioFile, log: LogFile, as_json: AsJson = False) -> None:
 
 
 def bench(
-    output: Output,
+    output: options.Output,
     loads: Annotated[
         str, option("RATE or RATExBURST, separated by commas.")
     ] = "2500x3,4500x2.5,2500,4500",
@@ -151,7 +143,7 @@ def bench(
     seconds: Seconds = 8.0,
     plan: PlanOption = "auto",
     deadline_ms: Deadline = None,
-    plot: ReportFile = None,
+    plot: options.ReportFile = None,
 ) -> None:
     """Compare routers on the same traces, with 95 % intervals over seeds.
 
@@ -163,7 +155,7 @@ def bench(
     check_picture(plot, (*PICTURES, ".html"))
     check_outputs([output, plot], [*map(Path, policies), *_files(plan)])
     chosen = {spec: router_of(spec) for spec in routers or ROUTERS}
-    cases = [(name, *_load(name)) for name in split_names("loads", [loads])]
+    cases = [(name, *_load(name)) for name in options.split_names("loads", [loads])]
     plans = [
         plan_of(reference(rate=rate, seconds=seconds, seed=seeds - 1), plan) for _, rate, _ in cases
     ]

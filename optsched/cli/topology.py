@@ -46,7 +46,9 @@ def import_(
     topo: Annotated[
         list[str] | None, option("TYPE=FILE of `nvidia-smi topo -m` or `rocm-smi`.")
     ] = None,
-    hosts: Annotated[list[str] | None, option("'n[01-04]=h100' [default: of --domains].")] = None,
+    hosts: Annotated[
+        list[str] | None, option("'n[01-04]=h100' [default: nodes of Kubernetes in --domains].")
+    ] = None,
     domains: Annotated[
         Path | None,
         option("Slurm's topology.conf or .yaml[:NAME], `kubectl get nodes -o json`, or a CSV."),

@@ -269,7 +269,7 @@ def _solve(scenario: Scenario, rate: float, seconds: float, weight: Any = None) 
     status = solver.Solve()
     if status not in (solver.OPTIMAL, solver.FEASIBLE):
         if status == solver.NOT_SOLVED or seconds <= 0:
-            raise InputError("time_limit: no plan was found in time; give more")
+            raise InputError("time_limit: no plan was found in time; give more, or --plan cold")
         return None
     chosen = [] if weight is None else [*np.ndindex(count.shape)]
     values = np.array([one.solution_value() for one in share])

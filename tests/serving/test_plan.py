@@ -123,7 +123,7 @@ def test_a_rate_that_nothing_serves() -> None:
 
 def test_too_little_time_for_a_plan() -> None:
     """The planner refuses."""
-    with pytest.raises(InputError, match="time_limit"):
+    with pytest.raises(InputError, match=r"time_limit: .* --plan cold"):
         plan_instances(random_scenario(0), time_limit=0)
 
 
