@@ -160,10 +160,12 @@ def _row(cells: list[str]) -> Row:
     if row.status not in STATUSES:
         raise ValueError(f"status: expected one of {', '.join(STATUSES)}, got {row.status!r:.40}")
     try:
-        json.loads(row.options)
+        right = isinstance(json.loads(row.options), dict)
         row.steps  # noqa: B018 (reads the history)
-    except (ValueError, TypeError):
-        raise ValueError("history, options: expected JSON") from None
+    except (ValueError, TypeError, RecursionError):
+        right = False
+    if not right:
+        raise ValueError("options: expected a JSON object; history: a JSON list of lists")
     return row
 
 

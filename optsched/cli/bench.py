@@ -14,7 +14,7 @@ from optsched.bench.instances import load_all, published_bounds, read_bounds
 from optsched.bench.rows import Results
 from optsched.bench.run import Task
 from optsched.bench.summary import summarise
-from optsched.cli import options
+from optsched.cli import options, say
 from optsched.cli.options import argument, option
 from optsched.cli.output import check_picture, console, wrote
 from optsched.cli.progress import Bar
@@ -42,7 +42,7 @@ def bench(
     iterations: options.Iterations = None,
     seeds: Annotated[int, option("Runs of each, with seeds 0, 1, ...", min=1)] = 1,
     workers: options.Workers = None,
-    option: options.Options = None,
+    option: Annotated[list[str] | None, option("KEY=VALUE, or SOLVER.KEY=VALUE; repeat.")] = None,
     jobs: options.Jobs = None,
     engine: options.EngineName = "loky",
     best_known: Annotated[
@@ -84,6 +84,9 @@ def bench(
     elif not quiet:
         table.render(summary, console())
         print(f"{len(results.rows)} rows in {output}")
+    else:
+        for text in (*summary.contradictions, *summary.errors):
+            say(f"failed: {text}")
     if plot is not None:
         from optsched.plots.benchmark import bench_report
 
@@ -151,9 +154,7 @@ def _run(
                     update(finished)
         except KeyboardInterrupt:
             bar.stop()
-            bar.print(
-                f"interrupted: {finished} of {len(tasks)} are done, the same command continues"
-            )
+            say(f"interrupted: {finished} of {len(tasks)} are done, the same command continues")
             raise typer.Exit(130) from None
 
 

@@ -78,6 +78,8 @@ def solve(
         print(json.dumps(_summary(problem, file, result)))
     elif not quiet:
         facts(_rows(problem, file, result, output), max(12, len(problem.objective_name) + 2))
+    elif result.schedule is None and not result.interrupted:
+        say(f"{result.status}: {result.reason or 'nothing found'}")
     if result.schedule is None and result.interrupted:
         raise KeyboardInterrupt
     if result.schedule is None:
@@ -188,13 +190,9 @@ def _criterion(gap: float | None, no_improvement: float | None) -> Criterion | N
 
 def _summary(problem: Problem, file: Path, result: Result) -> dict[str, Any]:
     return {
-        "instance": problem.name or file.name,
-        "solver": result.solver,
-        "objective": result.objective,
-        "lower_bound": result.lower_bound,
-        "gap": result.gap,
-        "status": result.status,
-        "seconds": round(result.seconds, 6),
+        "instance": problem.name or file.name, "solver": result.solver,
+        "objective": result.objective, "lower_bound": result.lower_bound, "gap": result.gap,
+        "status": result.status, "seconds": round(result.seconds, 6),
         "history": [
             {"seconds": round(step.elapsed, 6)} | {key: getattr(step, key) for key in _HISTORY}
             for step in result.history
@@ -202,7 +200,7 @@ def _summary(problem: Problem, file: Path, result: Result) -> dict[str, Any]:
         **_chosen(problem, result),
         **({"reason": result.reason} if result.reason else {}),
         **({"missing": result.missing} if result.missing else {}),
-    }
+    }  # fmt: skip
 
 
 def _chosen(problem: Problem, result: Result) -> dict[str, str]:

@@ -117,6 +117,8 @@ def test_contradictions_are_failures(cli: Cli) -> None:
     Path("known.csv").write_text("instance,lb,ub\nshop,900,1000\n")
     ran = cli(*BENCH, "--best-known", "known.csv")
     assert ran.code == 1 and "900 is known as a bound, but dispatch" in " ".join(ran.out.split())
+    ran = cli(*BENCH, "--best-known", "known.csv", "--quiet")
+    assert (ran.code, ran.out) == (1, "") and ran.err.startswith("failed: shop: 900 is known")
 
 
 @pytest.mark.parametrize(
@@ -172,6 +174,19 @@ def test_interrupt_keeps_what_is_done(cli: Cli) -> None:
     assert process.returncode == 130 and out == "" and "Traceback" not in err
     assert "interrupted: 1 of 2 are done, the same command continues" in err
     assert [r.instance for r in Results("r.csv").rows] == ["shop"]
+
+
+def test_interrupt_when_quiet(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is done is printed nevertheless."""
+
+    def press(*_: Any) -> Any:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(run, "run_all", press)
+    ran = cli(*BENCH, "--quiet")
+    assert (ran.code, ran.out, ran.err.count("\n")) == (130, "", 1)
+    assert ran.err.startswith("interrupted: 0 of 1 are done")
 
 
 def test_a_process_ends_with_its_parent(cli: Cli) -> None:
@@ -308,6 +323,14 @@ def test_a_torn_line_is_dropped(tmp_path: Path, torn: str) -> None:
     assert results.rows == [row()] and path.read_text() == whole + torn
     results.append(row("ft10"))
     assert [r.instance for r in Results(path).rows] == ["ft06", "ft10"]
+
+
+@pytest.mark.parametrize("options", ["1", "[]", "[" * 99_999 + "]" * 99_999])
+def test_options_are_objects(tmp_path: Path, options: str) -> None:
+    """Other JSON is refused at reading."""
+    Results(tmp_path / "r.csv").append(row(options=options))
+    with pytest.raises(InputError, match=r"r.csv:2: options: expected a JSON object"):
+        Results(tmp_path / "r.csv")
 
 
 def test_keys() -> None:

@@ -170,6 +170,7 @@ def test_solve_options(cli: Cli) -> None:
     assert options == {"rules": ["mwkr"], "search": False}
     line = cli.refused(*words, "--option", "rules=mwkr")
     assert line.startswith("options.rules: expected a list of")
+    assert "got 5" in cli.refused(*words, "--option", "rules=5")
     assert "dispatch has no option 'depth'" in cli.refused(*words, "--option", "depth=NaN")
     assert cli.refused(*words, "--option", "depth") == "option: expected KEY=VALUE, got 'depth'"
     assert cli.refused(*words, "--option", "=3") == "option: expected KEY=VALUE, got '=3'"
@@ -211,6 +212,10 @@ def test_infeasible(cli: Cli, words: tuple[str, ...], empty: dict[str, Any]) -> 
     assert "job 0 needs 7 for its chain, but its deadline is 6" in ran.out
     found = json.loads(cli(*words, "late.json", "--json").out)
     assert found.items() >= empty.items() and "deadline" in found["reason"]
+    if words[0] == "solve":
+        quiet = cli(*words, "late.json", "--quiet")
+        assert (quiet.code, quiet.out) == (1, "")
+        assert quiet.err.startswith("infeasible: job 0 needs 7 for its chain")
     assert not Path("out.json").exists()
 
 

@@ -65,7 +65,7 @@ class Dispatch:
 def checked_options(options: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
     """Return the options `rules` and `search`."""
     rules = options.get("rules", RULES)
-    if isinstance(rules, str) or any(rule not in RULES for rule in rules):
+    if not isinstance(rules, (list, tuple)) or any(rule not in RULES for rule in rules):
         raise InputError(f"options.rules: expected a list of {', '.join(RULES)}, got {rules!r:.60}")
     search = options.get("search", False)
     if not isinstance(search, bool):
