@@ -10,7 +10,7 @@ import numpy as np
 
 from optsched.bandwidth import BottleneckBandwidth, Cluster, MeasurementTable, plan_measurements
 from optsched.bandwidth.models.patterns import rows_of
-from optsched.cli.options import AsJson, OptionalOutput, Output, argument, option, quantity
+from optsched.cli.options import AsJson, OptionalOutput, Output, argument, only, option, quantity
 from optsched.cli.output import wrote
 from optsched.errors import InputError
 from optsched.formats.nccl_tests import read_host_map
@@ -34,7 +34,7 @@ def import_(
     output: Output,
     op: Op = "all_reduce",
     payload: Payload = None,
-    host_map: Annotated[Path | None, option("POD HOST a line, of the logs.")] = None,
+    host_map: Annotated[Path | None, option("Hosts of pods: a line POD HOST each.")] = None,
 ) -> None:
     """Read logs of nccl-tests and write a CSV of measurements.
 
@@ -56,6 +56,7 @@ def fit(
 
     Example: optsched gpus bandwidth fit --cluster c.json --measurements m.csv -o b.json
     """
+    only({"mixed": mixed or None}, bool(measurements), "with --measurements")
     check_outputs([output], [cluster, *(measurements or ())])
     model = BottleneckBandwidth(Cluster.read(cluster))
     if measurements:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 _OPTION = "KEY=VALUE of the solver, VALUE as JSON or plain text; may be repeated."
+_DEVICES = "Such as cpu,cpu or cuda:0 [default: one GPU a worker if there are enough, else cpu]."
 
 
 def option(text: str, *names: str, **more: Any) -> Any:
@@ -49,7 +50,7 @@ History = Annotated[
 ]
 Metrics = Annotated[Path | None, option("All metrics: optsched.metrics/1.")]
 ReportFile = Annotated[Path | None, option("Report: .html, .png, .svg or .pdf.", "--plot")]
-Devices = Annotated[str | None, option("Such as cpu,cpu or cuda:0 [default: all].")]
+Devices = Annotated[str | None, option(_DEVICES)]
 
 
 def parse_options(given: Sequence[str] | None) -> dict[str, Any]:
@@ -90,6 +91,13 @@ def split_names(option: str, given: Sequence[str]) -> list[str]:
     if not any(found):
         raise InputError(f"{option}: expected names, separated by commas")
     return list(dict.fromkeys(filter(None, found)))
+
+
+def only(given: Mapping[str, object], possible: bool, where: str) -> None:
+    """Refuse options that would have no effect."""
+    for name, value in given.items():
+        if value is not None and not possible:
+            raise InputError(f"{name}: expected only {where}")
 
 
 def numbers(option: str, text: str) -> list[int]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from optsched.cli import options  # noqa: TC001 (typer reads the annotations)
-from optsched.cli.options import argument, option
+from optsched.cli import options, say
+from optsched.cli.options import argument, only, option
 from optsched.cli.output import stdin_or_file, wrote
 from optsched.cli.progress import Bar
 from optsched.errors import InputError, InternalError
@@ -47,12 +47,16 @@ def plan(
     time_limit: Annotated[
         float, option("Seconds for each plan of moves, or for all orders of arrays.", "--time")
     ] = 10.0,
-    slurm: Annotated[Path | None, option("squeue --json of scontrol show node -d.")] = None,
+    slurm: Annotated[
+        Path | None, option("Output of squeue --json; SNAPSHOT is that of scontrol show node -d.")
+    ] = None,
     kubernetes: Annotated[
         bool, option("SNAPSHOT is kubectl get nodes,pods -A -o json.", "--kubernetes")
     ] = False,
-    cluster: Annotated[Path | None, option("optsched.cluster/1, for these two.")] = None,
-    now: Annotated[int | None, option("Their time, seconds since 1970 [default: 0].")] = None,
+    cluster: Annotated[Path | None, option("optsched.cluster/1 of --slurm, --kubernetes.")] = None,
+    now: Annotated[
+        int | None, option("Time of --slurm or --kubernetes, seconds since 1970 [default: 0].")
+    ] = None,
     save: Annotated[Path | None, option("Write the snapshot here.")] = None,
     previous: Annotated[Path | None, option("Former plan, kept as far as possible.")] = None,
     train: Annotated[
@@ -79,23 +83,23 @@ def plan(
 
     check_outputs([output, save], [snapshot, slurm, model, cluster, previous, history])
     moves = clear is not None or defragment is not None
-    starts = {"policy": policy, "spread": spread, "previous": previous, "train": train,
-              "history": history}  # fmt: skip
-    _only({"best": best}, clear is not None, "with --clear")
-    _only({"level": level}, defragment is not None, "with --defragment")
-    _only(starts, not moves, "without --clear and --defragment")
-    _only({"spread": spread}, history is None, "without --history")
-    _only({"train": train}, not as_json, "without --json")
-    _only({"cluster": cluster, "now": now}, slurm is not None or kubernetes,
-          "with --slurm or --kubernetes")  # fmt: skip
+    starts = {"policy": policy, "spread": spread, "train": train, "history": history, "jobs": jobs,
+              "previous": previous, "engine": None if engine == "loky" else engine}  # fmt: skip
+    only({"best": best}, clear is not None, "with --clear")
+    only({"level": level}, defragment is not None, "with --defragment")
+    only(starts, not moves, "without --clear and --defragment")
+    only({"spread": spread}, history is None, "without --history")
+    only({"train": train}, not as_json, "without --json")
+    only({"cluster": cluster, "now": now}, slurm is not None or kubernetes,
+         "with --slurm or --kubernetes")  # fmt: skip
     given = _snapshot(snapshot, slurm, kubernetes, cluster, now or 0)
     known = None if model is None else read_model(model)
-    wrote(save, given.write, quiet=as_json)
     if moves:
         limits = {"model": known, "time_limit": time_limit}
         with Bar().clock("evictions and moves"):
             plans = _moves(given, clear, 1 if best is None else best, defragment, level, limits)
         _print_moves(plans, as_json)
+        wrote(save, given.write, quiet=as_json)
         wrote(output, plans[0].after().write, quiet=as_json)
         return
     before = None if previous is None else Schedule.read(previous)
@@ -110,16 +114,10 @@ def plan(
         schedule = order_arrays(found, time_limit=time_limit, previous=before)
     _print_starts(found, schedule, before, as_json)
     if train is None:
+        wrote(save, given.write, quiet=as_json)
         wrote(output, schedule.write, quiet=as_json)
     else:
-        _train(schedule, train, output)
-
-
-def _only(given: Mapping[str, object], possible: bool, where: str) -> None:
-    """Refuse options that would have no effect."""
-    for name, value in given.items():
-        if value is not None and not possible:
-            raise InputError(f"{name}: expected only {where}")
+        _train(schedule, train, {save: given.write, output: schedule.write})
 
 
 def _print_starts(found: Plan, schedule: Schedule, before: Schedule | None, as_json: bool) -> None:
@@ -143,7 +141,7 @@ def _print_starts(found: Plan, schedule: Schedule, before: Schedule | None, as_j
     print(*lines, sep="\n")
 
 
-def _train(schedule: Schedule, folder: Path, output: Path | None) -> None:
+def _train(schedule: Schedule, folder: Path, files: Mapping[Path | None, Any]) -> None:
     """Write, draw and train the job arrays of a plan, after all checks."""
     from optsched.arraypipe.commands import check_folder, need_torch
     from optsched.arraypipe.from_plan import check_trainable, train
@@ -152,7 +150,8 @@ def _train(schedule: Schedule, folder: Path, output: Path | None) -> None:
     check_trainable(schedule)
     check_folder(folder)
     need_torch()
-    wrote(output, schedule.write)
+    for written, write in files.items():
+        wrote(written, write)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "plan.schedule.json"
     wrote(path, schedule.write)
@@ -191,7 +190,7 @@ def _moves(
         raise InputError("clear, defragment: expected one of them")
     plans = alternatives(given, clear, best, **limits)
     if not plans:
-        print(f"unknown: no plan for {clear} in {limits['time_limit']:g} s; give more --time")
+        say(f"unknown: no plan for {clear} in {limits['time_limit']:g} s; give more --time")
         raise typer.Exit(1)
     return plans
 
@@ -228,5 +227,5 @@ def _snapshot(
         raise InputError("cluster: expected --cluster, and --slurm or --kubernetes")
     topology = Cluster.read(cluster)
     if slurm is not None:
-        return live.from_slurm(topology, read_text(path), read_text(slurm), now=now)
-    return live.from_kubernetes(topology, read_text(path), now=now)
+        return live.from_slurm(topology, stdin_or_file(path)[1], read_text(slurm), now=now)
+    return live.from_kubernetes(topology, stdin_or_file(path)[1], now=now)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from optsched.cli.options import OptionalOutput, argument, option
+from optsched.cli.options import OptionalOutput, argument, only, option
 from optsched.errors import InputError, MissingExtra
 from optsched.io.files import check_outputs, read_bytes
 
@@ -23,12 +23,12 @@ def serve(
     workers: Annotated[int | None, option("Processes [default: the cores].")] = None,
     timeout: Annotated[float, option("Seconds for one request.")] = 60.0,
     max_body: Annotated[int, option("Bytes of a body.")] = 16 << 20,
-    in_flight: Annotated[int, option("Requests that are answered at once.")] = 256,
+    in_flight: Annotated[int, option("Requests that are answered or queued at once.")] = 256,
     queue: Annotated[int, option("Long requests that may queue.")] = 64,
     state: Annotated[Path | None, option("Folder of live clusters [default: none].")] = None,
     slim: Annotated[Path | None, option("Network that POST /infer runs; with --scenario.")] = None,
     scenario: Annotated[Path | None, option("Of --slim: what `slim profile` wrote.")] = None,
-    router: Annotated[str, option("Of --slim: as of `slim simulate`.")] = "marginal",
+    router: Annotated[str | None, option("Of --slim: see `slim run` [default: marginal].")] = None,
     devices: Annotated[
         str | None, option("Of --slim: such as cpu,cpu or cuda:0 [default: cpu for each server].")
     ] = None,
@@ -37,6 +37,7 @@ def serve(
 
     Example: optsched serve --port 8765
     """
+    only({"router": router, "devices": devices}, slim is not None, "with --slim")
     try:
         from optsched.service.app import serve as serve_http
         from optsched.service.live import Live
@@ -58,7 +59,7 @@ def serve(
             from optsched.service.infer import infer_route
             from optsched.serving.live import LiveServer
 
-            executor, shape = executor_of(slim, scenario, router, devices=devices)
+            executor, shape = executor_of(slim, scenario, router or "marginal", devices=devices)
             rows = min(in_flight, 4096)
             more.append(infer_route(stack.enter_context(LiveServer(executor, shape, rows))))
         elif slim is not None or scenario is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from optsched.cli import options, progress
+from optsched.cli import options, progress, say
 from optsched.cli.options import argument, option, options_of
 from optsched.cli.output import RunOutputs
 from optsched.cli.progress import Bar
@@ -59,7 +59,7 @@ def simulate(
     restart: Annotated[int, option("Time lost by a preemption or a resize.")] = 0,
     resize: Annotated[str, option("When sizes change: pass or anytime.")] = "pass",
     checkpoint: Annotated[
-        str, option("Loss of a preemption: immediate: none; pass: the open pass.")
+        str, option("Work lost by a preemption: immediate (none) or pass (that of the open pass).")
     ] = "immediate",
     round_time: Annotated[int, option("Also decide at this interval.", "--round")] = 0,
     change: Annotated[list[str] | None, option("TIME:KIND:NODE, KIND add, drain, remove.")] = None,
@@ -68,7 +68,7 @@ def simulate(
     running: Annotated[Path | None, option("Stays of a running cluster (CSV), at --now.")] = None,
     now: Annotated[int | None, option("When a simulation with --running begins.")] = None,
     expected: Annotated[int | None, option("Draws of durations for expected starts.")] = None,
-    spread: Annotated[float, option("Sigma of drawn over estimated durations.")] = 0.5,
+    spread: Annotated[float | None, option("Sigma of draws over estimates [default: 0.5].")] = None,
     seed: Annotated[int, option("Of errors, curves, draws and generated workloads.")] = 0,
     seeds: Annotated[int, option("Runs of each policy, from --seed on.", min=1, max=10**4)] = 1,
     jobs: options.Jobs = None,
@@ -88,11 +88,9 @@ def simulate(
     names = registry.variants(policy)
     tables = [] if packing is None else packing.split(",")
     chosen = policies(names, option, tables)
-    inputs = {
-        "trace": file_label(trace),
-        "estimate_error": estimate_error,
-        "packing": [file_label(path) for path in tables] or None,
-    }
+    inputs = {"trace": file_label(trace), "estimate_error": estimate_error,
+              "packing": [file_label(path) for path in tables] or None}  # fmt: skip
+    options.only({"spread": spread}, expected is not None, "with --expected")
     if expected is not None and (out or metrics or plot or seeds > 1):
         raise InputError("expected: prints starts only; leave out -o, --metrics, --plot, --seeds")
     site, parallel = Nodes.parse(nodes), Engine(engine, jobs)
@@ -110,12 +108,12 @@ def simulate(
             label = name if seeds == 1 else f"{name} seed {each}"
             cases[label] = Case(work, one, site, {**given})
     outputs = RunOutputs(out, metrics, plot, tuple(cases), inputs)
-    outputs.check(trace, *tables)
+    outputs.check(trace, running, *tables)
     if expected is not None:
         found = {
             label: expected_starts(
-                *case[:3], case.settings.pop("start"), sigma=spread, samples=expected,
-                parallel=parallel, **case.settings,
+                *case[:3], case.settings.pop("start"), sigma=0.5 if spread is None else spread,
+                samples=expected, parallel=parallel, **case.settings,
             )
             for label, case in cases.items()
         }  # fmt: skip
@@ -246,7 +244,8 @@ def _run_all(
                 if not _reported(bar, label, runs[label], taken):
                     return runs, typer.Exit(130)
         except KeyboardInterrupt:
-            bar.print(f"interrupted: {len(runs)} of {len(cases)} simulations are done")
+            bar.stop()
+            say(f"interrupted: {len(runs)} of {len(cases)} simulations are done")
             failure = typer.Exit(130)
         except OptschedError as error:  # of the engine
             failure = error
@@ -262,7 +261,8 @@ def _reported(bar: Bar, label: str, run: Run, taken: float) -> bool:
         some = "" if ended == jobs else f"{ended:,} of "
         bar.print(f"{label}: {some}{jobs:,} jobs in {taken:.1f} s")
     if ended < jobs:
-        bar.print(f"interrupted: {ended:,} of {jobs:,} jobs ended in {label}")
+        bar.stop()
+        say(f"interrupted: {ended:,} of {jobs:,} jobs ended in {label}")
         for job, reason in [*run.waiting().items()][:_MOST_NAMED]:
             bar.print(f"{job} pending: {reason.text}")
     return ended == jobs

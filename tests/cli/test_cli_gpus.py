@@ -131,6 +131,8 @@ def test_bandwidth_commands(site: Cli) -> None:
     assert json.loads(site(*words, "--json").out)["deviations"][0].startswith("all: ")
     ran = site(*words)
     assert ran.code == 0 and "off by 0.00% in the mean" in ran.out
+    words = ("gpus", "bandwidth", "fit", "--cluster", "c.json", "--mixed", "-o", "prior.json")
+    assert site.refused(*words) == "mixed: expected only with --measurements"
     site("gpus", "bandwidth", "fit", "--cluster", "c.json", "-o", "prior.json")
     ran = site("gpus", "bandwidth", "check", "--model", "prior.json", "--measurements", "m.csv")
     assert ran.code == 0 and "not measured before: 50 patterns" in ran.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from importlib.metadata import EntryPoint
@@ -168,6 +169,7 @@ BAD_INPUT: list[tuple[tuple[Any, ...], str]] = [
     ((*BASE, "--change", "5:explode:0"), "TIME:KIND:NODE"),
     ((*BASE, "--plot", "x.gif"), "x.gif: expected a file ending in"),
     ((*BASE, "-o", "t.csv"), "is the file that is read"),
+    ((*BASE, "--spread", "1"), "spread: expected only with --expected"),
 ]
 
 
@@ -186,8 +188,6 @@ def test_bad_input(site: Cli) -> None:
 )
 def test_bad_traces(site: Cli, body: str, message: str) -> None:
     """Exit code 2 with row and field; the command that is named helps."""
-    import re
-
     Path("bad.csv").write_text(body)
     assert re.search(message, site.refused("cluster", "simulate", "bad.csv", *BASE[1:]))
     if message.startswith("optsched"):
@@ -242,6 +242,16 @@ def test_ctrl_c_keeps_what_is_there(interrupted: Cli) -> None:
     for path in Path().glob("h.*.json"):
         assert optsched.verify(optsched.Schedule.read(path)) == []
     assert Path("p.png").stat().st_size > 1000
+    words = ("cluster", "simulate", "t.csv", "--nodes", "2x8", "--quiet", "--policy")
+    ran = interrupted(*words, "las")
+    assert ran.code == 130 and re.fullmatch(r"interrupted: \d+ of 60 jobs ended in las\n", ran.err)
+
+    def press(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    interrupted.patch.setattr("optsched.cli.simulate.fan_out", press)
+    ran = interrupted(*words, "fifo")
+    assert (ran.code, ran.err) == (130, "interrupted: 0 of 1 simulations are done\n")
 
 
 def test_from_now(cli: Cli) -> None:
@@ -269,6 +279,7 @@ def test_from_now(cli: Cli) -> None:
         (("--now", "5"), "only with --running"), (("--expected", "5"), "give --running and --now"),
         (("--running", "r.csv"), "give --now too"),
         ((*now[len(base) :], "--expected", "5", "--metrics", "n.json"), "prints starts only"),
+        ((*now[len(base) :], "--metrics", "r.csv"), "r.csv: is the file that is read"),
     ):  # fmt: skip
         ran = cli(*base, *given)
         assert ran.code != 0 and message in ran.err

@@ -517,14 +517,23 @@ def test_command(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
     assert json.loads(done.out)[0]["status"] == "optimal"
     assert run("plan", "s.json", "--clear", "w", "--time", "1e30").code == 0
     for line in ("--clear a", "--clear w --defragment 1", "--clear w --level leaf", "--best 2",
-                 "--clear w --policy fifo", "--train t -o q.json", "--now 5"):  # fmt: skip
+                 "--clear w --policy fifo", "--train t -o q.json --save q2.json", "--now 5",
+                 "--clear w --jobs 2", "--clear w --engine ray", "--policy none --save q.json",
+                 "--clear a --save q.json"):  # fmt: skip
         assert run("plan", "s.json", *line.split()).code == 2, line
-    assert not (tmp_path / "q.json").exists()
+    assert not [*tmp_path.glob("q*.json")]
+    with monkeypatch.context() as patch:
+        patch.setattr("optsched.plan.clearing.alternatives", lambda *_, **__: [])
+        done = run("plan", "s.json", "--clear", "w", "--json")
+        assert (done.code, done.out) == (1, "") and done.err.startswith("unknown: no plan for w")
     (tmp_path / "nodes.txt").write_text(SLURM_NODES)
     (tmp_path / "jobs.json").write_text(json.dumps(SLURM_JOBS))
     synthetic.cluster("nvswitch", 2).write(tmp_path / "c.json")
-    done = run("plan", "nodes.txt", "--slurm", "jobs.json", "--cluster", "c.json", "--now", "1000",
-               "--save", "s2.json")  # fmt: skip
-    assert done.code == 0, done
-    assert [job.name for job in ClusterSnapshot.read(tmp_path / "s2.json").waiting] == ["2"]
+    for name in ("nodes.txt", "-"):
+        run.feed(SLURM_NODES)
+        done = run("plan", name, "--slurm", "jobs.json", "--cluster", "c.json", "--now", "1000",
+                   "--save", f"s{name}.json")  # fmt: skip
+        assert done.code == 0, done
+        read = ClusterSnapshot.read(tmp_path / f"s{name}.json")
+        assert [job.name for job in read.waiting] == ["2"]
     assert run("plan", "nodes.txt", "--slurm", "jobs.json").code == 2

@@ -66,6 +66,7 @@ def test_routers_side_by_side(site: Cli) -> None:
 
 
 BAD_INPUT: list[tuple[tuple[Any, ...], str]] = [
+    (("serve", "--router", "marginal", "--port", "99999"), "router: expected only with --slim"),
     (("slim", "simulate", "s.json", "--router", "best"), "router: expected marginal"),
     (("slim", "simulate", "s.json", "--router", "static:0,1/jsed/8"), "widths: expected 4 indices"),
     (("slim", "simulate", "s.json", "--router", "policy:none.npz"), "none.npz"),
