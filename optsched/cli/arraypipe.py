@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from optsched.cli.options import AsJson, Quiet, ScheduleFile, argument, numbers, option
+from optsched.cli.options import AsJson, Quiet, ScheduleFile, argument, numbers, only, option
 from optsched.cli.output import wrote
 from optsched.errors import InputError
 from optsched.io.files import check_outputs
@@ -20,7 +20,7 @@ Script = Annotated[str, argument("FILE.py:FUNCTION, which makes the ArrayTrainer
 ProfileFile = Annotated[Path, argument("A *.profile.json document.")]
 Out = Annotated[Path | None, option("[default: beside the input, by its name]", "-o", "--output")]
 Folder = Annotated[Path | None, option("Folder for plan, trace and summary.", "-o", "--output")]
-Memory = Annotated[str | None, option("Of a device: 40GB, or device (problem only): as profiled.")]
+Memory = Annotated[str | None, option("Of a device: 40GB; for problem also device: as profiled.")]
 
 
 def profile(
@@ -38,7 +38,7 @@ def profile(
 
     chosen = None if sizes is None else numbers("sizes", sizes)
     path, trainer = load_trainer(script)
-    target = output or Path(f"{path.stem}.profile.json")
+    target = output or path.with_name(f"{path.stem}.profile.json")
     check_outputs([target], [path])
     found = guarded(path, lambda: trainer.profile(chosen))
     print(found)
@@ -103,10 +103,12 @@ def run(
     schedule: Annotated[
         Path | None, argument("A *.schedule.json document [default: measure and solve first].")
     ] = None,
-    array: Annotated[str | None, option("Of several in a plan of `optsched plan`.")] = None,
-    steps: Annotated[int, option("Iterations of every job, from its seed on.")] = 100,
+    array: Annotated[str | None, option("Name of the job array, if the plan has several.")] = None,
+    steps: Annotated[int, option("Iterations of every job, counted from its seed.")] = 100,
     checkpoint: Annotated[Path | None, option("Folder for checkpoints.")] = None,
-    every: Annotated[int | None, option("Iterations between checkpoints [default: last].")] = None,
+    every: Annotated[
+        int | None, option("Iterations between checkpoints [default: the script's, else the last].")
+    ] = None,
     resume: Annotated[bool, option("From the latest checkpoints.", "--resume")] = False,
     ranks: Annotated[int | None, option("Processes, one per device (torchrun).", min=1)] = None,
     output: Folder = None,
@@ -116,20 +118,23 @@ def run(
 
     Example: optsched arraypipe run train.py:make plan.schedule.json --checkpoint ckpt
     """
-    from optsched.arraypipe.commands import run_script
+    from optsched.arraypipe.commands import need_torch, run_script
     from optsched.arraypipe.from_plan import LAUNCH, PROGRAM, chosen_array, ended
     from optsched.arraypipe.plan.plan import compile_plan
     from optsched.model.schedule import Schedule
 
+    only({"array": array}, schedule is not None, "with SCHEDULE")
+    only({"every": every}, checkpoint is not None, "with --checkpoint")
     given = None if schedule is None else chosen_array(Schedule.read(schedule), array)
     if ranks is not None and "RANK" not in os.environ:
+        need_torch()
         devices = ranks if given is None else len(compile_plan(given).devices)
         if ranks != devices:
             raise InputError(f"ranks: expected {devices}, one per device, got {ranks}")
         launcher = ["--standalone", f"--nproc-per-node={ranks}", "--no-python"]
         program = [sys.executable, "-c", LAUNCH, *launcher, *PROGRAM, *sys.argv[1:]]
         raise typer.Exit(ended(Popen(program, env={"OMP_NUM_THREADS": "1", **os.environ})))
-    settings = {"every": every, "verbose": not quiet}
+    settings = {"verbose": not quiet} | ({} if every is None else {"every": every})
     if not run_script(script, given, steps, output, settings, checkpoint=checkpoint, resume=resume):
         raise typer.Exit(1)
 
@@ -150,7 +155,7 @@ def report(
 def demo(
     output: Folder = None,
     steps: Annotated[int, option("Training steps per job.", min=1)] = 20,
-    schedule: Annotated[Path | None, option("Train by this schedule of it.")] = None,
+    schedule: Annotated[Path | None, option("Train by this [default: measure and solve].")] = None,
 ) -> None:
     """Train four sibling jobs; check that weights equal those of training each alone.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from optsched.arraypipe import ArrayTrainer, Job
+from optsched.arraypipe import ArrayTrainer, Job, RunConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +51,12 @@ def adamw(named: Any) -> torch.optim.Optimizer:
 def make_trainer() -> ArrayTrainer:
     """The good one."""
     return trainer()
+
+
+def often() -> ArrayTrainer:
+    """A checkpoint after every iteration."""
+    made = trainer()
+    return made.with_jobs(made.jobs, RunConfig(every=1))
 
 
 def strict() -> ArrayTrainer:

@@ -58,6 +58,7 @@ sys.modules["torch"] = None
 called("arraypipe plan x.schedule.json")
 called("arraypipe problem in.profile.json")
 called("arraypipe run t.py:make_trainer x.schedule.json")
+called("arraypipe run t.py:make_trainer x.schedule.json --ranks 2")
 """
 
 
@@ -69,8 +70,8 @@ def test_commands_without_torch(shop: Cli) -> None:
     for part in ("--checkpoint", "\n[]\n", "can be run: 3 jobs in 2 stages on 2 devices",
                  "predicted period", "wrote in.jobarray.json: 4 jobs"):  # fmt: skip
         assert part in done.stdout, part
-    assert done.stdout.endswith("code 2\n") and 'pip install ".[torch]"' in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stdout.endswith("code 2\ncode 2\n")
+    assert done.stderr.count('pip install ".[torch]"') == done.stderr.count("\n") == 2
     given = ("--memory", "80GB", "--objective", "makespan", "-o", "y.jobarray.json")
     assert shop("arraypipe", "problem", "in.profile.json", *given).code == 0
     array = JobArray.read("y.jobarray.json")
@@ -89,6 +90,8 @@ REFUSED: list[tuple[str, str]] = [
     ("problem in.profile.json --objective speed", "objective: expected one of"),
     ("problem in.profile.json -o in.profile.json", "is the file that is read"),
     ("problem nowhere.json", "no such file"),
+    ("run t.py:make_trainer --array a", "array: expected only with SCHEDULE"),
+    ("run t.py:make_trainer --every 2", "every: expected only with --checkpoint"),
     ("report .", "summary.txt: no such file; `optsched arraypipe run -o` writes it"),
 ]
 
@@ -104,12 +107,14 @@ def test_refusals_without_torch(shop: Cli) -> None:
 @pytest.mark.torch
 def test_from_profile_to_report(shop: Cli) -> None:
     """Profile, advise, run without and with a schedule, resume, report."""
-    done = shop("arraypipe", "profile", "t.py:make_trainer", "-o", "x.profile.json")
-    assert done.code == 0 and "wrote x.profile.json" in done.out
+    Path("sub").mkdir()
+    shutil.copy(SCRIPT, "sub/t.py")
+    done = shop("arraypipe", "profile", "sub/t.py:make_trainer")
+    assert done.code == 0 and "wrote sub/t.profile.json" in done.out
     words = ("--devices", 2, "--memory", "40GB", "--json")
-    advice = json.loads(shop("arraypipe", "advise", "x.profile.json", *words).out)
+    advice = json.loads(shop("arraypipe", "advise", "sub/t.profile.json", *words).out)
     assert (advice["jobs"], advice["devices"], advice["memory"]) == (3, 2, 40 * 2**30)
-    assert "job array" in shop("arraypipe", "advise", "x.profile.json").out
+    assert "job array" in shop("arraypipe", "advise", "sub/t.profile.json").out
 
     run = ("arraypipe", "run", "t.py:make_trainer")
     done = shop(*run, "--steps", 4, "-o", "a", "--checkpoint", "ck")
@@ -187,9 +192,14 @@ def test_scripts_refused(shop: Cli) -> None:
 
 @pytest.mark.torch
 def test_orders_refused(shop: Cli) -> None:
-    """Options that are wrong, schedules that do not fit: nothing is trained, no folder is left."""
+    """Wrong options, schedules that do not fit: nothing is trained, no folder is left.
+
+    Without --every that of the script stays.
+    """
     Path("file").write_text("")
-    assert shop(*RUN, "--steps", 1, "--checkpoint", "c", "--quiet").code == 0
+    often = ("arraypipe", "run", "t.py:often", "x.schedule.json", "--quiet")
+    assert shop(*often, "--steps", 2, "--checkpoint", "c").code == 0
+    assert sorted(os.listdir("c/job0")) == ["1", "2"]
     before = sorted(os.listdir())
     x, good = "x.schedule.json", "t.py:make_trainer"
     for script, schedule, words, sentence in (
