@@ -38,7 +38,7 @@ _ACTIVE: Final = ("joining", "running")
 
 def elastic(
     jobs: Annotated[Path | None, argument("TOML file, see docs/clusters/elastic-pool.md.")] = None,
-    slots: Annotated[int | None, option("Workers [default: as --devices].")] = None,
+    slots: Annotated[int | None, option("Workers, with --remote [default: as --devices].")] = None,
     policy: Annotated[
         str | None, option("Of optsched cluster simulate [default: time_to_target].")
     ] = None,
@@ -55,7 +55,9 @@ def elastic(
     listen: Annotated[str | None, option("HOST:PORT of this host, for workers that join.")] = None,
     remote: Annotated[int | None, option("How many of --slots join [default: 1].")] = None,
     join: Annotated[str | None, option("HOST:PORT of a pool, to be --slots workers of it.")] = None,
-    demo: Annotated[bool, option("Five small jobs on two workers.", "--demo")] = False,
+    demo: Annotated[
+        bool, option("Five small jobs on two workers; writes elastic-demo.html.", "--demo")
+    ] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Train jobs on a pool of workers; a policy decides at the end of every pass.
@@ -86,8 +88,9 @@ def elastic(
     if jobs is None:
         raise InputError("jobs: name a file JOBS.toml, or give --demo")
     places = None if devices is None else devices.split(",")
+    joining = 0 if listen is None else 1 if remote is None else remote
     if slots is None:
-        slots = len(places) if places else 2 if demo else None
+        slots = len(places) + joining if places else 2 if demo else None
     if remote is not None and listen is None:
         raise InputError("remote: give --listen HOST:PORT too, the address that workers join")
     if slots is None:
@@ -102,7 +105,7 @@ def elastic(
         news = News(f"{policy}, {count(slots, 'worker')}", bar, quiet=quiet)
         if listen is not None:
             news.print(f"on other hosts: optsched cluster elastic --join {listen}, with {TOKEN}")
-        pool = slots if listen is None else OpenPool(slots, 1 if remote is None else remote, listen)
+        pool = slots if listen is None else OpenPool(slots, joining, listen)
         found = run(
             specs, pool, rule, preempt=cast("Literal['pass', 'anytime']", preempt),
             devices=places, folder=folder, resume=resume, on_progress=news,
@@ -129,11 +132,8 @@ def _join(
     from optsched.elastic.remote import join
     from optsched.elastic.runner import devices_of
 
-    for name, value in taken.items():
-        if value is not None:
-            raise InputError(
-                f"join: jobs and their policy are those of the pool at {address}; leave out {name}"
-            )
+    for name in (key for key, value in taken.items() if value is not None):
+        raise InputError(f"join: the pool at {address} has jobs and their policy; leave out {name}")
     given = None if devices is None else devices.split(",")
     slots = len(given or "1") if slots is None else integer("slots", slots, 1, 4096)
     places = devices_of(given, slots)

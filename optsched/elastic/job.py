@@ -8,6 +8,7 @@ import math
 import pickle
 import tomllib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -257,9 +258,10 @@ def read_jobs(path: str | os.PathLike[str]) -> list[TrainingJob]:
     >>> jobs[0].name, jobs[0].sizes
     ('mlp', (1, 2))
     """
+    text = read_text(path)
     try:
-        tree = tomllib.loads(read_text(path))
-    except tomllib.TOMLDecodeError as error:
+        tree = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: no TOML ({error})") from None
     rows = tree.pop("jobs", None)
     if tree or not isinstance(rows, list) or not rows or not all(isinstance(r, dict) for r in rows):
@@ -297,10 +299,11 @@ def _call(place: str, value: Any, folder: Path) -> Call:
             raise InputError(f"{place}: {folder / module}: no such file")
         call = f"{(folder / module).resolve()}:{name}"
     elif not module and name not in _BUILT_IN:
-        raise InputError(
-            f"{place}: there is no {format_value(name)}; built in: {', '.join(_BUILT_IN)}"
-        )
-    elif module and importlib.util.find_spec(module.partition(".")[0]) is None:
+        raise InputError(f"{place}: no {format_value(name)}; built in: {', '.join(_BUILT_IN)}")
+    elif module:
+        with suppress(ValueError):  # of __main__ in a script
+            if importlib.util.find_spec(module.partition(".")[0]) is not None:
+                return Call(call, options)
         raise InputError(f"{place}: there is no module {format_value(module)}")
     return Call(call, options)
 

@@ -19,11 +19,9 @@ _GRACE_S: Final = 2  # in which a process reads the last message of a pool
 
 
 def join(
-    address: str,
-    devices: Sequence[str],
-    token: str | None = None,
+    address: str, devices: Sequence[str], token: str | None = None,
     on_change: Callable[[str], object] = lambda text: None,
-) -> None:
+) -> None:  # fmt: skip
     """Train in processes of this host, one a device, until the pool at ``HOST:PORT`` ends.
 
     A process that dies, or that the pool drops, is replaced by a new one. It is an `InputError` if

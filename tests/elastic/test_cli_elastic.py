@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,13 +82,17 @@ def test_all_outputs(cli: Cli) -> None:
     [
         (table(batchsize="3"), 'jobs[0]: there is no field "batchsize" (did you mean batch_size?)'),
         (table(model='"no_module:f"'), 'there is no module "no_module"'),
+        (table(model='"__main__:f"'), 'there is no module "__main__"'),
+        (table(seed="1" * 5000), "jobs.toml: no TOML ("),
+        (table(micro="[" * 5000 + "]" * 5000), "jobs.toml: no TOML ("),
         (table(micro="{step = 1}"), 'micro: no "step"; it has alpha'),
         (table(micro="{alpha = 2}"), "micro: alpha"),
         (table() + table(), 'jobs[1].name: "a" is there twice'),
     ],
 )
-def test_bad_jobs(cli: Cli, text: str, says: str) -> None:
+def test_bad_jobs(cli: Cli, monkeypatch: pytest.MonkeyPatch, text: str, says: str) -> None:
     """One sentence, exit code 2, nothing started."""
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)  # as of a script
     Path("jobs.toml").write_text(text)
     assert says in cli.refused("cluster", "elastic", "jobs.toml", "--slots", "2", "-o", "h.json")
 
@@ -95,6 +100,10 @@ def test_bad_jobs(cli: Cli, text: str, says: str) -> None:
 BAD_OPTIONS: list[tuple[tuple[Any, ...], str]] = [
     ((), "jobs: name a file JOBS.toml, or give --demo"),
     (("jobs.toml",), "slots: missing"),
+    (
+        ("jobs.toml", "--devices", "cpu,cpu", "--listen", "127.0.0.1:9", "--quiet"),
+        "remote: name a folder",
+    ),
     (("jobs.toml", "--devices", "tpu"), 'devices: expected cpu, got "tpu"'),
     (("jobs.toml", "--slots", 2, "--policy", "fifo,las"), "policy: expected one"),
     (("jobs.toml", "--slots", 2, "--resume"), "resume: name the folder"),
