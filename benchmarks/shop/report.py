@@ -67,12 +67,10 @@ def logs(path: Path) -> None:
 
 
 def best_of_raw(rows: Sequence[Row]) -> list[Row]:
-    """A row for every instance and seed with all settings of raw CP-SAT: their best values."""
+    """A row for every instance and seed: best values of the settings of raw CP-SAT that count."""
     raw = [row for row in rows if row.solver in RAW_CPSAT and not row.error]
     found = []
     for there in grouped(raw, lambda row: (row.sha256, row.seed, row.time_limit)).values():
-        if len({row.solver for row in there}) < len(RAW_CPSAT):
-            continue
         values = [row.objective for row in there if row.objective is not None]
         objective = min(values, default=None)
         bound = max((row.lower_bound for row in there if row.lower_bound is not None), default=None)
