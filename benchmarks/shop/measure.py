@@ -73,10 +73,10 @@ def spawn(engine: Engine, asked: dict[str, Any], patience: float) -> Run:
 def idle() -> float:
     """Return seconds that all cores together have been idle; 0 where the system does not say."""
     try:
-        fields = Path("/proc/stat").read_text().split(maxsplit=6)  # cpu user nice system idle iowait
+        _, _, _, _, free, waiting, _ = Path("/proc/stat").read_text().split(maxsplit=6)
     except OSError:
         return 0.0
-    return (int(fields[4]) + int(fields[5])) / os.sysconf("SC_CLK_TCK")
+    return (int(free) + int(waiting)) / os.sysconf("SC_CLK_TCK")
 
 
 def request(

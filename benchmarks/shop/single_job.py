@@ -6,10 +6,10 @@ python -m benchmarks.shop.single_job [--models gpt2_xl,...] [--stages 4,8] [--mi
 For every model and every hand-made schedule that its layout allows: makespan over our bound, most
 bytes on a device, and what `auto` finds on the same graph when every device has (a) the bytes that
 the schedule uses on it, (b) the bytes that it uses on the device where it uses most. Interleaved
-and Hanayo have two chunks a device. Chimera brings a graph of its own (two
-directions); ours starts from its schedule. The backward pass is split in halves for ZB-H1 and ZB-H2, and
-half of the kept bytes stays until W. Samples per micro-batch: 32, 32, 8, 2. Exit code 1 if a
-schedule is better than ours.
+and Hanayo have two chunks a device. Chimera brings a graph of its own (two directions); ours starts
+from its schedule. The backward pass is split in halves for ZB-H1 and ZB-H2, and half of the kept
+bytes stays until W. Samples per micro-batch: 32, 32, 8, 2. Exit code 1 if a schedule is better than
+ours.
 """
 
 from __future__ import annotations
