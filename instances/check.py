@@ -138,7 +138,7 @@ def main(check):
                 if table:
                     check_row(row, instance, value, bound)
                 print(f"{instance}: value {value}, bound by itself {bound}")
-            except (ArithmeticError, LookupError, OSError, TypeError, ValueError) as error:
+            except Exception as error:  # a certificate may hold anything; the others are checked
                 print(f"{name}: wrong: {type(error).__name__}: {error}")
                 wrong += 1
             seen.add(name)

@@ -107,7 +107,8 @@ def check(path, _):
         return None if max(counts) - min(counts) > spread else shared(chosen, jobs, bandwidth)
 
     given = sorted((host, gpu) for host, ids in solution["gpus"].items() for gpu in ids)
-    if len(given) != problem["gpus"] or len({*given} & {*free}) != len(given):
+    numbers = all(type(gpu) is int for _, gpu in given)
+    if not numbers or len(given) != problem["gpus"] or len({*given} & {*free}) != len(given):
         raise ValueError(f"expected {problem['gpus']} free GPUs, each once")
     if (found := value(given)) is None:
         raise ValueError("counts that the policy forbids, or that are not measured")

@@ -95,6 +95,20 @@ def test_claims_of_certificates_are_checked(
     assert done.stdout.count("\n") == 1
 
 
+@pytest.mark.parametrize("folder", ["quota", "subset"])
+def test_certificates_of_any_kind_do_not_end_the_check(tmp_path: Path, folder: str) -> None:
+    """A list instead of an object, or nesting without end, is a line; the next file is checked."""
+    good = next((ROOT / folder / "solutions").iterdir())
+    paths = [tmp_path / "list.json", tmp_path / "deep.json", good]
+    paths[0].write_text(json.dumps(json.loads(good.read_text()) | {"gpus": []}))
+    paths[1].write_text("[" * 10**6)
+    words = [sys.executable, str(ROOT / f"{SCRIPTS[folder]}.py"), *map(str, paths)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.splitlines()
+    assert [": wrong: " in line for line in lines] == [True, True, False], lines
+
+
 def test_rows_that_hide_are_noticed(tmp_path: Path) -> None:
     """A row comes twice, or calls itself published, which would leave it unchecked."""
     for folder in ("jobarray", "jobarray/solutions"):
@@ -303,6 +317,7 @@ def test_altered_placements_are_rejected(tmp_path: Path) -> None:
     for gpus in (
         {"n01": [0, 1, 2, 3, 4, 5, 6, 7]}, {"n02": [2, 3, 4, 5, 6, 7]},
         {"n02": [2, 3, 4, 5], "n03": [2, 2, 3, 4]}, {"n02": [2, 3, 4, 5, 6, 7], "n03": [2, 3]},
+        {"n02": [2.0, 3, 4, 5], "n03": [2, 3, 4, 5]},
     ):  # fmt: skip
         path.write_text(json.dumps({"instance": "homogeneous-4x8-4", "gpus": gpus}))
         with pytest.raises(ValueError, match=r"free GPUs|policy"):
