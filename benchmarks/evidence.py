@@ -13,10 +13,11 @@ Results go to `benchmarks/results/evidence.csv`, row by row, and to the tables t
 lists as figures; `python -m benchmarks.pages` then writes the pages. A claim that has a row of this
 commit (with `--keep`: of any) is not run again, and a command that several claims share runs once.
 A checkout with changes is refused; with `--dirty` its rows name the commit and "+", and the next
-call runs them again.
-Its output stays in `out/evidence/`. DIR of `--data` has the folders arraypipe, bandpilot, jssp,
+call runs them again. If the checkout changes while a command runs, nothing is recorded of it.
+Outputs stay in `out/evidence/`. DIR of `--data` has the folders arraypipe, bandpilot, jssp,
 traces of published data, DIR of `--peers` the environments of other libraries; claims that need a
-folder which is not given are left out. The exit code is 1 if a command fails or prints no number.
+folder which is not given are left out. The exit code is 1 if a command fails or prints no number,
+or if the checkout changes.
 """
 
 from __future__ import annotations
@@ -173,23 +174,33 @@ def run(
     outputs: Path = ROOT / "out" / "evidence",
 ) -> int:
     """Run the commands of claims without a result and record verdicts; 1 if one failed."""
-    commit, failed = state_of_the_checkout(), 0
-    rows, same = newest(path), None if commit.endswith("+") else commit  # changes may differ
+    first, failed = state_of_the_checkout(), 0
+    rows, same = newest(path), None if first.endswith("+") else first  # changes may differ
     by_command: dict[str, list[Claim]] = {}
     for claim in chosen:
         known = rows.get(claim.name)
         if claim.command and not (known and (keep or known["commit"] == same)):
             by_command.setdefault(claim.command, []).append(claim)
     for command, of in by_command.items():
+        names = ", ".join(claim.name for claim in of)
         if absent := [name for name, at in folders.items() if f"{{{name}}}" in command and not at]:
-            print(f"{', '.join(claim.name for claim in of)}: needs --{absent[0]}")
+            print(f"{names}: needs --{absent[0]}")
             continue
-        print(f"{', '.join(claim.name for claim in of)}: {command}", flush=True)
+        commit = state_of_the_checkout()
+        if commit.endswith("+") and same:
+            print(f"{names}: not run, the checkout was {first} and is {commit}", flush=True)
+            failed = 1
+            continue
+        print(f"{names}: {command}", flush=True)
         outputs.mkdir(parents=True, exist_ok=True)  # commands write there too
         begin = time.perf_counter()
         text, code = output(command, folders)
         seconds = time.perf_counter() - begin
         (outputs / f"{of[0].name}.txt").write_text(text)
+        if (after := state_of_the_checkout()) != commit:
+            print(f"{names}: not recorded, the checkout was {commit} and is {after}", flush=True)
+            failed = 1
+            continue
         for figures in tables():
             if not code and path == EVIDENCE and figures.claim in {claim.name for claim in of}:
                 record(figures, text, command, commit)

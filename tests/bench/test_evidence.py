@@ -91,6 +91,27 @@ def test_changed_files_are_refused_and_never_the_same_state(
     assert "the checkout has changes" in capsys.readouterr().err
 
 
+def test_a_checkout_that_changes_meanwhile_is_not_recorded(
+    tmp_path: Path, counted: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The numbers are of neither state; with uncommitted files no further command runs."""
+    command, runs = counted
+    later = "two"
+    monkeypatch.setattr(
+        evidence, "state_of_the_checkout", lambda: later if runs.exists() else "one"
+    )
+    assert run(made(command), tmp_path) == 1
+    assert "not recorded, the checkout was one and is two" in capsys.readouterr().out
+    runs.unlink()
+    later = "one+"
+    other = Claim(
+        name="other", source="ours", text="t", command=f"{command} x", read="ratio (.*) of"
+    )
+    assert run([*made(command), other], tmp_path) == 1
+    assert "other: not run, the checkout was one and is one+" in capsys.readouterr().out
+    assert not (tmp_path / "evidence.csv").exists() and runs.read_text() == "x"
+
+
 def test_a_failing_command_loses_nothing(tmp_path: Path, counted: tuple[str, Path]) -> None:
     """What was recorded stays; the failed claim has no row and the exit code is 1."""
     claims = made(counted[0])
