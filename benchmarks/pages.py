@@ -97,7 +97,7 @@ def cell(template: str, row: str, metrics: dict[str, str]) -> str:
         return re.sub(r"\{(.*?)\}", lambda name: known[name[1]], text)
 
     text = re.sub(r"\[(.*?)\]", lambda part: fill(part[1]) or "", template)
-    return fill(text) or "–"
+    return (fill(text) or "–").strip()
 
 
 def origin(run: dict[str, str]) -> str:
