@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"time"
 )
@@ -15,7 +16,8 @@ type Client struct {
 	HTTP       http.Client
 }
 
-// Fault is a refusal: the field, its value, and what to do.
+// Fault is a refusal: the field, its value, and what to do; or an answer that is
+// not one of the service, such as an error page of a proxy.
 type Fault struct {
 	Status  int `json:"-"`
 	Field   string
@@ -26,7 +28,8 @@ type Fault struct {
 func (f *Fault) Error() string { return fmt.Sprintf("%d: %s", f.Status, f.Message) }
 
 // Post sends a request and decodes the answer. It is sent again, with the same
-// content, until the service answers; changes have an id and are applied once.
+// content, until the service answers, six times at most; changes have an id and
+// are applied once.
 func (c *Client) Post(path string, body, answer any) error {
 	data, err := json.Marshal(body)
 	if err != nil {
@@ -34,33 +37,43 @@ func (c *Client) Post(path string, body, answer any) error {
 	}
 	for attempt := 0; attempt < 6; attempt++ {
 		time.Sleep(time.Duration(attempt*attempt) * 50 * time.Millisecond)
-		var request *http.Request
-		request, err = http.NewRequest("POST", c.URL+path, bytes.NewReader(data))
-		if err != nil {
-			return err
+		var status int
+		var content []byte
+		if status, content, err = c.once(path, data); err != nil {
+			continue // no answer, or only a part of one
 		}
-		request.Header.Set("Content-Type", "application/json")
-		if c.Token != "" {
-			request.Header.Set("Authorization", "Bearer "+c.Token)
+		if status == http.StatusOK {
+			return json.Unmarshal(content, answer)
 		}
-		var response *http.Response
-		if response, err = c.HTTP.Do(request); err != nil {
-			continue
+		var refusal struct{ Error *Fault }
+		if json.Unmarshal(content, &refusal) != nil || refusal.Error == nil {
+			refusal.Error = &Fault{Message: "no answer of optsched serve"}
 		}
-		refusal := struct{ Error *Fault }{&Fault{Status: response.StatusCode}}
-		into := answer
-		if response.StatusCode != 200 {
-			into, err = &refusal, refusal.Error
-		}
-		if e := json.NewDecoder(response.Body).Decode(into); e != nil {
-			err = e
-		}
-		response.Body.Close()
-		if response.StatusCode != 503 {
+		refusal.Error.Status = status
+		err = refusal.Error
+		if status != 502 && status != 503 && status != 504 {
 			return err
 		}
 	}
 	return err
+}
+
+func (c *Client) once(path string, data []byte) (int, []byte, error) {
+	request, err := http.NewRequest("POST", c.URL+path, bytes.NewReader(data))
+	if err != nil {
+		return 0, nil, err
+	}
+	request.Header.Set("Content-Type", "application/json")
+	if c.Token != "" {
+		request.Header.Set("Authorization", "Bearer "+c.Token)
+	}
+	response, err := c.HTTP.Do(request)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer response.Body.Close()
+	content, err := io.ReadAll(response.Body)
+	return response.StatusCode, content, err
 }
 
 // NewID names a request, so that it is applied once however often it is sent.
