@@ -17,9 +17,10 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
+from msgspec.structs import replace
 
 from optsched import plan
 from optsched.bandwidth import Cluster
@@ -27,7 +28,19 @@ from optsched.errors import OptschedError
 from optsched.plan.snapshot import from_tree
 from optsched.service.client import Client, Refused
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+FACTS = {
+    "kubernetes": ("gpus", "pod", "type", "group"),
+    "slurm": ("gpus", "pod", "type", "group", "level", "priority", "time_left"),
+}
+"""Fields of jobs that a source knows; others, such as costs, are those of the service."""
+
+SLICE = 1000
+"""Most jobs of a part of one change."""
 
 
 def kubernetes(cluster: Cluster) -> plan.ClusterSnapshot:
@@ -55,10 +68,13 @@ def slurm(cluster: Cluster) -> plan.ClusterSnapshot:
     return plan.from_slurm(cluster, nodes, jobs, now=int(time.time()))
 
 
-def changes(live: plan.ClusterSnapshot, real: plan.ClusterSnapshot) -> list[dict[str, Any]]:
+def changes(
+    live: plan.ClusterSnapshot, real: plan.ClusterSnapshot, known: Iterable[str] = FACTS["slurm"]
+) -> list[dict[str, Any]]:
     """Return the changes that make the live cluster the real one: what ends, then the others.
 
-    Jobs and GPUs that are down are compared by their numbers on nodes, as Kubernetes shows them.
+    Jobs and GPUs that are down are compared by their numbers on nodes, as Kubernetes shows them,
+    waiting jobs by the fields that the source knows.
     """
     cluster = live.cluster
 
@@ -67,10 +83,10 @@ def changes(live: plan.ClusterSnapshot, real: plan.ClusterSnapshot) -> list[dict
 
     now = {job.name: counts(job.gpus) for job in live.state.jobs}
     then = {job.name: counts(job.gpus) for job in real.state.jobs}
-    facts = {job.name: job for job in real.jobs}
+    facts = {job.name: job for job in real.waiting}
     waiting = {job.name: job for job in live.waiting}
     gone = [name for name, held in now.items() if then.get(name) != held]
-    gone += [name for name in waiting if name not in facts or name in then]
+    gone += [name for name in waiting if name not in facts]
     state = live.state
     for name in gone:
         state = state.give(name) if name in now else state
@@ -87,16 +103,26 @@ def changes(live: plan.ClusterSnapshot, real: plan.ClusterSnapshot) -> list[dict
     free.update(repair)
     more = counts(real.state.down) - counts(down)
     fail = [gpu for node, n in more.items() for gpu in some(node, n, real.state.down)]
-    place = {}
-    for job in real.state.jobs:
+    new, place = [], {}
+    for job, held in real.running:
         if job.name not in now or job.name in gone:
-            gpus = [gpu for node, n in then[job.name].items() for gpu in some(node, n, job.gpus)]
+            gpus = [gpu for node, n in then[job.name].items() for gpu in some(node, n, held.gpus)]
             place[job.name] = cluster.written(gpus)
-    new = [job for job in real.jobs if job.name in place or (
-        job.name not in then and job.name not in waiting)]  # fmt: skip
-    parts = {"repair": cluster.written(repair), "fail": cluster.written(fail), "submit": new,
-             "place": place}  # fmt: skip
-    return [one for one in ({"give": gone}, parts) if any(one.values())]
+            new.append(job)
+    for name, job in facts.items():
+        old = waiting.get(name)
+        if old is None:
+            new.append(job)
+        elif old.array is None and any(getattr(old, key) != getattr(job, key) for key in known):
+            of = {key: getattr(job, key) for key in known}
+            new.append(replace(old, **of, submit=old.submit or 1))  # 0 would be the present
+    found = [{"give": gone[i : i + SLICE]} for i in range(0, len(gone), SLICE)]
+    found += [{"repair": cluster.written(repair), "fail": cluster.written(fail)}]
+    for i in range(0, len(new), SLICE):
+        jobs = new[i : i + SLICE]
+        starts = {job.name: place[job.name] for job in jobs if job.name in place}
+        found += [{"submit": jobs, "place": starts}]
+    return [one for one in found if any(one.values())]
 
 
 def update(client: Client, given: argparse.Namespace) -> None:
@@ -109,7 +135,7 @@ def update(client: Client, given: argparse.Namespace) -> None:
             raise
         client.create(given.cluster, read(Cluster.read(given.create)))
         return
-    for parts in changes(live, read(live.cluster)):
+    for parts in changes(live, read(live.cluster), FACTS[given.source]):
         client.change(given.cluster, **parts)
 
 

@@ -7,35 +7,59 @@
 local url = os.getenv("OPTSCHED_URL") or "http://127.0.0.1:8765/v1/clusters/main/changes"
 local header = os.getenv("OPTSCHED_HEADER") -- file with the line "Authorization: Bearer TOKEN"
 
+-- Nothing of a job gets into the body but numbers and types that `request` has checked.
 local function ask(body)
   local token = header and (' --header "@' .. header .. '"') or ""
   local pipe = io.popen("curl --silent --max-time 1 --write-out '\\n%{http_code}'" .. token
-    .. " --header 'Content-Type: application/json' --data '" .. body .. "' " .. url)
+    .. " --header 'Content-Type: application/json' --data '" .. body .. "' '" .. url .. "'")
   local answer = pipe:read("*a")
   pipe:close()
   return answer:match("^(.*)\n(%d+)$")
 end
 
--- GPUs of "gres/gpu:h100:8", "gres:gpu:8" or "gres/gpu=8".
-local function count(tres)
-  if not tres or not tres:match("gpu") then return 0 end
-  return tonumber(tres:match("gpu[^,]-[:=](%d+)$") or tres:match("gpu[^,]-[:=](%d+),") or 1)
+-- GPUs of "gres/gpu:h100:8", "gres:gpu:8" or "gres/gpu=8", and "h100": the host types of the
+-- cluster document need the names of Slurm's GPU types. Jobs with other GPUs are left unchanged.
+local function request(tres)
+  local gpus, kind = 0, nil
+  for part in (tres or ""):gmatch("[^,]+") do
+    local rest = part:match("^gpu(.*)$") or part:match("^gres[:/]gpu(.*)$")
+    if rest and (rest == "" or rest:match("^[:=]")) then
+      local name, number = rest:match("^:?([%w_.%-]*)[:=](%d+)$")
+      name, number = name or rest:match("^:?([%w_.%-]*)$"), number or 1
+      if not name or gpus > 0 then error("the plugin does not read this request for GPUs", 0) end
+      gpus, kind = tonumber(number), name ~= "" and name or nil
+    end
+  end
+  return gpus, kind
 end
 
--- "h100" of the same: the host types of the cluster document need the names of Slurm's GPU types.
-local function product(tres)
-  local found = (tres or ""):match("gpu:([^:=,]+)")
-  return found and not tonumber(found) and found or nil
+-- Whether the GPUs that are free now say nothing about the job.
+local function elsewhere(job)
+  local limits = {"req_nodes", "exc_nodes", "features", "reservation", "dependency", "array_inx"}
+  for _, field in ipairs(limits) do
+    if (job[field] or "") ~= "" then return true end
+  end
+  return job.priority == 0 or (job.begin_time or 0) > os.time() -- 0: held
+end
+
+-- A number of nodes that the job names, or nil.
+local function named(nodes)
+  return nodes and nodes > 0 and nodes < slurm.NO_VAL and nodes or nil
 end
 
 local function choose(job, uid)
-  if job.comment ~= "optsched" or job.req_nodes then return end
-  local nodes = (job.min_nodes and job.min_nodes < slurm.NO_VAL) and job.min_nodes or 1
-  local each, total = count(job.tres_per_node), count(job.tres_per_job)
-  if each + total == 0 then return end
+  if job.comment ~= "optsched" or elsewhere(job) then return end
+  local each, kind = request(job.tres_per_node)
+  local total, other = request(job.tres_per_job)
+  if each + total == 0 or (kind and other and kind ~= other) then return end
+  local least, most = named(job.min_nodes) or 1, named(job.max_nodes) or math.huge
   local gpus, pod = total, 1
-  if each > 0 then gpus, pod = each * nodes, each end
-  local kind = product(job.tres_per_node) or product(job.tres_per_job)
+  if each > 0 then
+    local nodes = total > 0 and total / each or least
+    if nodes % 1 ~= 0 or nodes < least or nodes > most then return end
+    gpus, pod, least, most = each * nodes, each, nodes, nodes
+  end
+  kind = kind or other
   local rules = kind and string.format(', "type": "%s"', kind) or ""
   if job.req_switch == 1 then rules = rules .. ', "level": "leaf"' end
   local name = string.format("submit-%d-%d-%d", uid, os.time(), math.random(1, 10 ^ 9))
@@ -51,7 +75,7 @@ local function choose(job, uid)
     for node in answer:match('"gpus":"([^"]*)"'):gmatch("([^: ]+):") do
       chosen[#chosen + 1] = node
     end
-    if each > 0 and #chosen ~= nodes then -- fewer nodes would do, Slurm would add others
+    if #chosen < least or #chosen > most then -- Slurm would add nodes, or refuse these
       ask(string.format('{"id": "%s-back", "give": ["%s"]}', name, name))
     else
       job.req_nodes = table.concat(chosen, ",")

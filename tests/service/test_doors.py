@@ -160,18 +160,40 @@ for kind, switches in pairs({h100 = 1, h200 = 0}) do
 end
 local job = {tres_per_job = "gres/gpu=8"}
 assert(slurm_job_submit(job, {}, 1000) == 0 and job.req_nodes == nil)
+for _, given in ipairs({
+  {tres_per_node = "gres/gpu:h100'; touch " .. arg[2] .. "; ':8"},
+  {tres_per_job = 'gres/gpu:h100", "pod": 1, "level": "host=8'},
+  {tres_per_node = "gres/gpu:h100:4,gres/gpu:a100:4"}, {tres_per_node = "gres/gpumem:8"},
+  {array_inx = "0-9"}, {dependency = "afterok:7"}, {exc_nodes = "n3"}, {features = "nvme"},
+  {reservation = "maintenance"}, {begin_time = os.time() + 3600}, {priority = 0},
+  {tres_per_node = "gres/gpu:8", tres_per_job = "gres/gpu:12"},
+  {tres_per_node = "gres/gpu:8", tres_per_job = "gres/gpu:16", min_nodes = 1, max_nodes = 1},
+  {min_nodes = 3}, {tres_per_job = "gres/gpu:16", max_nodes = 1},
+}) do
+  given.comment = "optsched"
+  if not given.tres_per_node then given.tres_per_job = given.tres_per_job or "gres/gpu:h100:2" end
+  assert(slurm_job_submit(given, {}, 1000) == 0 and given.req_nodes == nil)
+end
+print("together")
+local job = {comment = "optsched", tres_per_node = "gres/gpu:8", tres_per_job = "gres/gpu:h100:16",
+             min_nodes = slurm.NO_VAL, max_nodes = slurm.NO_VAL, begin_time = 0, array_inx = ""}
+assert(slurm_job_submit(job, {}, 1000) == 0 and job.min_nodes == 2)
+print(job.req_nodes)
 """
 
 
 @pytest.mark.skipif(not (shutil.which("lua5.4") or shutil.which("luajit")), reason="no Lua")
 def test_job_submit_plugin(url: str, cluster: str, client: Client, tmp_path: Path) -> None:
-    """Nodes of one rack, a reason, and the original request where fewer nodes would do."""
+    """Nodes of one rack, a reason, and the original request where fewer nodes would do.
+
+    Nothing of a job gets into the shell or the body; other nodes or later times leave it unchanged.
+    """
     (tmp_path / "header").write_text(f"Authorization: Bearer {TOKEN}")
     (tmp_path / "run.lua").write_text(LUA)
     lua = shutil.which("lua5.4") or shutil.which("luajit") or ""
     done = subprocess.run(
-        [lua, tmp_path / "run.lua", EXAMPLES / "slurm" / "job_submit.lua"], capture_output=True,
-        text=True, timeout=60, env=os.environ | {
+        [lua, tmp_path / "run.lua", EXAMPLES / "slurm" / "job_submit.lua", tmp_path / "hole"],
+        capture_output=True, text=True, timeout=60, env=os.environ | {
             "OPTSCHED_HEADER": str(tmp_path / "header"),
             "OPTSCHED_URL": f"{url}/v1/clusters/{cluster}/changes",
         },
@@ -180,7 +202,8 @@ def test_job_submit_plugin(url: str, cluster: str, client: Client, tmp_path: Pat
     lines = done.stdout.splitlines()
     assert lines[1] in ("n0,n1", "n2,n3") and lines[0] == f"user: optsched: runs on {lines[1]}"
     assert "needs" in lines[2] and "free are" in lines[2] and lines[3:5] == ["nil", "nil"]
-    assert client.read(cluster)["free"] == 16
+    assert client.read(cluster)["free"] == 0 and not (tmp_path / "hole").exists()
+    assert {lines[1], lines[-1]} == {"n0,n1", "n2,n3"} and lines[-3] == "together"
     for text in ("type: expected one of h100, got", "level: expected one of rack, host, got"):
         assert any("optsched: status 400" in line and text in line for line in lines[5:]), lines
 
@@ -225,6 +248,46 @@ def test_updates_end_in_the_real_state(one: list[int], other: list[int]) -> None
         decision.make(msgspec.convert(msgspec.to_builtins({"id": "x", **parts}), Change))
     after = decision.status.snapshot("main")
     assert counts_of(after.state) == counts_of(real.state)
+    assert {job.name for job in after.jobs} == {job.name for job in real.jobs}
+    assert sync().changes(after, real) == []
+
+
+def test_waiting_jobs_are_updated() -> None:
+    """New facts of the source are sent, costs and the time of submission stay those given."""
+    idle = ClusterState.idle(CLUSTER)
+    known = PlanJob(name="a", gpus=8, pod=8, priority=3, submit=77, evict=5, bandwidth=9.0)
+    live = ClusterSnapshot(idle, (known, PlanJob(name="b", gpus=8)), now=100)
+    decision = Decision(Status.of(live, 0, 100), BottleneckBandwidth(CLUSTER), {})
+    now = PlanJob(name="a", gpus=16, pod=8, priority=1, submit=99, type="h100", level="rack")
+    real = ClusterSnapshot(idle, (now, PlanJob(name="b", gpus=4)))
+    (parts,) = sync().changes(live, real, sync().FACTS["kubernetes"])
+    assert (parts["submit"][0].gpus, parts["submit"][0].priority) == (16, 3)
+    for parts in sync().changes(live, real):
+        decision.make(msgspec.convert(msgspec.to_builtins({"id": "x", **parts}), Change))
+    after = decision.status.snapshot()
+    one, two = after.jobs
+    assert one == msgspec.structs.replace(now, submit=77, evict=5, bandwidth=9.0)
+    assert two.gpus == 4 and two.submit <= 1  # not the present
+    assert sync().changes(after, real) == []
+
+
+def test_updates_of_large_clusters() -> None:
+    """No part of a change has more entries than the service takes."""
+    hosts = tuple(Host(f"m{i}", "h100") for i in range(300))
+    cluster = Cluster(hosts, (HostType("h100", 8, nic_rate=50.0),))
+    found = []
+    for shift, down, kind in ((0, 0, "v"), (1, 8, "w")):
+        held = {f"r{i}": cluster.written([i + shift]) for i in range(1100)}
+        names = [*held, *(f"{kind}{i}" for i in range(1200))]
+        free = {*range(2400 - down)} - {*range(shift, 1100 + shift)}
+        ids = cluster.written(range(2400 - down, 2400))
+        state = ClusterState.parse(cluster, cluster.written(free), held, ids)
+        found.append(ClusterSnapshot(state, tuple(PlanJob(name=name, gpus=1) for name in names)))
+    live, real = found
+    decision = Decision(Status.of(live, 0, 0), BottleneckBandwidth(cluster), {})
+    for parts in sync().changes(live, real):
+        decision.make(msgspec.convert(msgspec.to_builtins({"id": "x", **parts}), Change))
+    after = decision.status.snapshot()
     assert {job.name for job in after.jobs} == {job.name for job in real.jobs}
     assert sync().changes(after, real) == []
 
@@ -292,6 +355,7 @@ def test_manifests(tmp_path: Path) -> None:
     spec = found["Deployment"]["spec"]["template"]["spec"]
     service, update, scheduler = spec["containers"]
     options = parsed(["serve", *service["args"]])
+    assert options["workers"] == 2  # its memory has a limit, hosts may have many processors
     assert options["port"] == service["ports"][0]["containerPort"] == Settings().port
     assert found["Service"]["spec"]["ports"][0]["port"] == Settings().port
     probes = (service[key]["httpGet"] for key in ("readinessProbe", "livenessProbe"))
