@@ -7,6 +7,7 @@ import os
 import tempfile
 import zipfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,8 @@ def check_writable(path: str | os.PathLike[str]) -> None:
         raise InputError(f"path: expected the name of a file, got {path!r:.60}")
     try:
         target = Path(os.path.realpath(path))
+        with suppress(FileNotFoundError, NotADirectoryError):
+            os.stat(path)  # is_dir hides that a name is too long, from Python 3.14 on
         if Path(path).is_dir():
             raise InputError(f"{path}: is a directory, expected a file name")
         if _is_special(Path(path)):
