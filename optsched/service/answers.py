@@ -41,11 +41,19 @@ _SHOWN: Final = 60
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|([\[{])|([\]}])', re.DOTALL)  # linear: no second try
 _PLACE = re.compile(r"((?:[\w*-]+|\[[^\]]*\])(?:\.[\w*-]+|\[[^\]]*\])*(?:, \w+)*): ")
 _STEP = re.compile(r"\[(\d+)\]|([^.\[\]]+)")
-_GOT = re.compile(r"\bgot (.*?)(?: \(|; |$)|(?:unknown field|field) (\"[^\"]*\"|'[^']*')")
+_GOT = re.compile(
+    r"(?<! GPUs, )\bgot (.*?)(?: \(|; |$)|(?:unknown field|field) (\"[^\"]*\"|'[^']*')"
+)
 
-_IN_BODY: Final = {"gang": "jobs", "gang.gpus": "jobs"} | {
-    f"{verb}{one.name}": f"policy.{one.name}" for one in fields(Policy) for verb in ("", "gang.")
-}
+_IN_BODY: Final = (
+    {"gang": "jobs", "gang.gpus": "jobs"}
+    | {
+        f"{verb}{one.name}": f"policy.{one.name}"
+        for one in fields(Policy)
+        for verb in ("", "gang.")
+    }
+    | {f"{one}.level": f"policy.{one}" for one in ("required", "preferred")}
+)
 """Where a body has the arguments of a dispatcher."""
 
 
@@ -168,7 +176,8 @@ def _value(message: str, field: str, data: bytes) -> Any:
     """Return the refused value: by the sentence, else the start of the JSON at its place."""
     if re.search('the field "[^"]*" is missing', message):
         return None
-    if match := _GOT.search(message):
+    match = _GOT.search(message)
+    if match and match[1] != '"none"':  # as a dispatcher names an empty object
         text = (match[1] or match[2]).strip("'")
         if text == "nothing":
             return None

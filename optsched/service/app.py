@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from optsched.errors import InputError
 from optsched.io.strict_json import decode
@@ -161,13 +162,15 @@ async def _query(request: Request, cluster: LiveCluster, kind: str, data: bytes)
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
     """Refuse unknown paths and methods in the form of all refusals."""
-    path, method = request.url.path, request.method
+    path, method, headers = request.url.path, request.method, error.headers or {}
     fault = ("path", path[:60], f"expected one of the paths on /docs, got {path!r:.60}")
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "another method")
+        routes = [one for one in request.app.routes if one.matches(request.scope)[0] != Match.NONE]
+        allowed = ", ".join(sorted({verb for one in routes for verb in one.methods or ()}))
         fault = ("method", method, f"expected {allowed}, got {method}")
+        headers = {"Allow": allowed}
     found = response(refusal(error.status_code, *fault))
-    found.headers.update(error.headers or {})
+    found.headers.update(headers)
     return found
 
 

@@ -11,6 +11,7 @@ import msgspec
 from optsched.bandwidth.topology.rates import kilobytes
 from optsched.errors import Infeasible, InputError
 from optsched.io.strict_json import MAX_INTEGER, shortened
+from optsched.io.values import label
 from optsched.plan.snapshot import ClusterSnapshot, PlanJob
 from optsched.plan.starts import start_one
 from optsched.service.answers import Refused
@@ -42,7 +43,7 @@ class Parts(
     give: Annotated[list[str], Some] = []
     """Names of jobs that end, or that do not wait any longer."""
     submit: Annotated[list[PlanJob], Some] = []
-    """Waiting jobs, or new facts about jobs: with `place` another number of GPUs too."""
+    """Waiting jobs, or all facts about jobs anew: with `place` another number of GPUs too."""
     place: Annotated[dict[str, str], Some] = {}
     """GPUs on which jobs start, or to which they move; only their number is checked."""
     start: Annotated[list[PlanJob | str], Some] = []
@@ -125,16 +126,24 @@ class Decision:
                 raise InputError(
                     f"give[{i}]: expected a job, got {name!r:.60}; known: {known:.200}"
                 )
-        for job in change.submit:
-            self._submit(job, change.place)
+        names = [job.name for job in change.submit]
+        for i, job in enumerate(change.submit):
+            if job.name in names[:i]:
+                raise InputError(
+                    f"submit[{i}].name: expected distinct names, {job.name!r:.60} appears twice"
+                )
+            self._submit(f"submit[{i}]", job, change.place)
         demands = {name: kilobytes(f"demand.{name}", rate) for name, rate in change.demand.items()}
         self._place(change.place, demands)
-        started = {}
+        started = dict[str, Choice]()
         for i, one in enumerate(change.start):
-            if isinstance(one, PlanJob):
-                self._submit(one)
             name = one if isinstance(one, str) else one.name
-            started[name] = self._start(i, self._waiting(name), demands.pop(name, None))
+            if name in started:
+                raise InputError(f"start[{i}]: expected distinct names, {name!r:.60} appears twice")
+            if isinstance(one, PlanJob):
+                self._submit(f"start[{i}]", one)
+            job = self._waiting(f"start[{i}]", name)
+            started[name] = self._start(i, job, demands.pop(name, None))
         if demands:
             name = next(iter(demands))
             raise InputError(f"demand: expected jobs of place or start, got {name!r:.60}")
@@ -150,20 +159,30 @@ class Decision:
         self.status = self.status.step(*step)
         self.steps.append([*step])
 
-    def _submit(self, job: PlanJob, place: Mapping[str, str] = MappingProxyType({})) -> None:
+    def _submit(
+        self, field: str, job: PlanJob, place: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         """Take facts of a job; they agree with its GPUs if it runs and is not placed anew."""
-        state = self.status.state
-        held = [one for one in state.jobs if one.name == job.name and job.name not in place]
-        ClusterSnapshot(state.with_jobs(held), (job,))  # checks the facts
+        if not label(f"{field}.name", job.name):
+            raise InputError(f"{field}.name: expected a name, got ''")
+        held = job.gpus if job.name in place else self.status.running.get(job.name, job.gpus)
+        if held != job.gpus:
+            where = f"jobs[{job.name!r:.60}].gpus"
+            raise InputError(f"{where}: expected {held} (it holds {held}), got {job.gpus}")
+        try:
+            ClusterSnapshot(self.status.state.with_jobs([]), (job,))  # checks the facts
+        except InputError as error:
+            text = str(error).removeprefix(f"jobs[{job.name!r:.60}]")
+            raise InputError(f"{field}{text}") from None
         now = int(time.time())
         known = msgspec.structs.replace(job, submit=job.submit or now)
         self._do("facts", msgspec.to_builtins(known), now)
 
-    def _waiting(self, name: str) -> PlanJob:
-        if name in self.status.running:
-            raise InputError(f"start: expected a waiting job, got {name!r:.60} (it runs already)")
-        if name not in self.status.jobs:
-            raise InputError(f"start: expected a waiting job, got {name!r:.60} (submit it first)")
+    def _waiting(self, field: str, name: str) -> PlanJob:
+        for why, fails in (("it runs already", name in self.status.running),
+                           ("submit it first", name not in self.status.jobs)):  # fmt: skip
+            if fails:
+                raise InputError(f"{field}: expected a waiting job, got {name!r:.60} ({why})")
         return self.status.jobs[name][0]
 
     def _place(self, given: Mapping[str, str], demands: dict[str, int]) -> None:
@@ -175,7 +194,7 @@ class Decision:
         for name, gpus in given.items():
             facts = before.jobs.get(name)
             held = moved[name].gpus if name in moved else ()
-            expected = facts[0].gpus if facts else len(held) or self._waiting(name).gpus
+            expected = facts[0].gpus if facts else len(held) or self._waiting("start", name).gpus
             if (n := len(before.state.cluster.parse(gpus, f"place.{name}"))) != expected:
                 raise InputError(f"place.{name}: expected {expected} GPUs, got {n}")
             if held and facts:

@@ -108,7 +108,8 @@ class LiveCluster(Known):
             check_format(parse(lines[0].decode(), ""), FORMAT, "journal")
             first = msgspec.json.decode(lines[0], type=First)
             if first.name != path.name.removesuffix(SUFFIX):
-                raise InputError(f"name: the journal of the cluster {format_json(first.name)}")
+                text = f"the journal of the cluster {format_json(first.name)}"
+                raise InputError(f"name: {text}; rename the file to {first.name:.64}{SUFFIX}")
             found = cls(first, "journal: ")
         found._journal = journal
         for number, line in enumerate(lines[1:], 2):
@@ -224,7 +225,8 @@ class Live:
         except BlockingIOError:
             raise InputError(f"{folder}: another service uses this folder; stop it first") from None
         except OSError as error:
-            raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
+            why = "a file, expected a folder" if folder.is_file() else error.strerror
+            raise InputError(f"{folder}: cannot be written ({why})") from None
         try:
             for path in self.folder.glob(".optsched-*.tmp"):
                 path.unlink()  # of a process that was killed while it rewrote a journal

@@ -17,6 +17,7 @@ from optsched.bandwidth.topology.rates import KILOBYTES
 from optsched.errors import InputError
 from optsched.formats import read_problem
 from optsched.io.strict_json import placed
+from optsched.io.values import integer
 from optsched.model.document import from_tree as schedule_from_tree
 from optsched.model.document import write
 from optsched.model.verify import verify
@@ -94,6 +95,7 @@ class Choose(OnCluster, kw_only=True):
             gpus, value = chooser.choose(state, self.gpus, self.deadline)
             first = Choice(state.written(gpus), value / KILOBYTES)
         else:
+            integer("best", self.best, 1, 1000)
             found = chooser.best(state, self.gpus, self.best, self.deadline)
             rows = [Choice(state.written(one.gpus), one.value / KILOBYTES) for one in found]
             first = rows[0]

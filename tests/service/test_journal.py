@@ -283,13 +283,13 @@ def test_folders(tmp_path: Path) -> None:
     first.close()
     path, other = tmp_path / "c.journal", tmp_path / "d.journal"
     path.rename(other)
-    with pytest.raises(InputError, match=r"d.journal:1: name: the journal of the cluster \"c\""):
+    with pytest.raises(InputError, match=r"d.journal:1: name: the .* \"c\"; rename .* c.journal"):
         Live(tmp_path)
     content = Journal.open(other)[1][0].replace(b"journal/1", b"journal/2")
     Journal.create(other, content).close()
     with pytest.raises(InputError, match="newer"):
         Live(tmp_path)
-    with pytest.raises(InputError, match="cannot be written"):
+    with pytest.raises(InputError, match=r"cannot be written \(a file, expected a folder\)"):
         Live(other)
 
 
@@ -334,6 +334,23 @@ def test_endpoints(tmp_path: Path) -> None:
             ("c/plan", {"snapshot": {}}, (400, "body")),
         ):  # fmt: skip
             assert post(path, **body) == expected, (path, body)
+        for parts, field, value, text in (
+            ({"submit": [{"name": "d", "gpus": 2}] * 2}, "submit[1].name", "d", "'d' appears"),
+            ({"submit": [{"name": "d", "gpus": 1}], "start": ["d", "d"]}, "start[1]", "d", "twice"),
+            ({"submit": [{"name": "", "gpus": 2}]}, "submit[0].name", "", "expected a name"),
+            ({"submit": [{"name": "d", "gpus": 8, "pod": 3}]}, "submit[0].pod", 3, "multiple"),
+            ({"start": [{"name": "d", "gpus": 1, "level": "z"}]}, "start[0].level", "z", "host"),
+            ({"submit": [{"name": "a", "gpus": 4}]}, "jobs['a'].gpus", 4, "expected 3"),
+            ({"place": {"a": "n01"}}, "place.a", "n01", "expected 3 GPUs, got 4"),
+            ({"start": ["a"]}, "start[0]", "a", "runs already"),
+        ):  # fmt: skip
+            reply = client.post("/v1/clusters/c/changes", json={"id": "9"} | parts)
+            error = reply.json()["error"]
+            assert reply.status_code == 400 and text in error["message"], error
+            assert (error["field"], error["value"]) == (field, value), error
+        reply = client.delete("/v1/clusters/c")
+        assert reply.headers["allow"] == "GET, HEAD, POST" and reply.status_code == 405
+        assert "expected GET, HEAD, POST, got DELETE" in reply.json()["error"]["message"]
         (tmp_path / "e.journal").unlink()
         rng = random.Random(3)
         for k in range(depth(100)):

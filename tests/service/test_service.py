@@ -165,6 +165,9 @@ def test_bugs_are_server_errors_in_the_same_form(caplog: pytest.LogCaptureFixtur
         ("clear", {"snapshot": {"format": "optsched.snapshot/1"}}, "snapshot", None),
         ("choose", {"gpus": 4, "policy": {"max_hosts": 1}}, "policy.max_hosts", 1),
         ("gang", {"jobs": {"c": 9}}, "jobs", '{"c":9}'),
+        ("gang", {"jobs": {}}, "jobs", "{}"),
+        ("choose", {"best": -1}, "best", -1),
+        ("choose", {"policy": {"required": "nosuch"}}, "policy.required", "nosuch"),
         ("clear", {"snapshot": QUERIES["clear"].example["snapshot"] | {
             "jobs": [{"name": "c", "gpus": 4, "level": "host"}]}}, "request", "c"),
         ("clear", {"request": "nosuch"}, "request", "nosuch"),
