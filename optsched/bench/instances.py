@@ -61,10 +61,14 @@ def load(source: str) -> Instance:
 
 
 def load_all(sources: Sequence[str]) -> list[Instance]:
-    """Read instances, each once; refuse two different ones of the same name."""
+    """Read instances, each once; refuse two of one name, and one under two names."""
     found: dict[str, Instance] = {}
+    of_hash: dict[str, Instance] = {}
     for source in sources:
         instance = load(source)
+        other = of_hash.setdefault(instance.problem.sha256, instance)
+        if other.name != instance.name:
+            raise InputError(f"{source}: is the same instance as {other.source}; leave one out")
         other = found.setdefault(instance.name, instance)
         if other.problem.sha256 != instance.problem.sha256:
             raise InputError(

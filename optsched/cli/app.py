@@ -176,7 +176,9 @@ def optsched(
 def run() -> int:
     """Run the command of `sys.argv` and return its exit code; bad usage is an `InputError`."""
     try:
-        return app(prog_name="optsched", standalone_mode=False) or 0
+        if (code := app(prog_name="optsched", standalone_mode=False) or 0) == 130:
+            raise KeyboardInterrupt  # which typer has caught
+        return code
     except _USAGE_ERROR as error:
         path = error.ctx.command_path if error.ctx else "optsched"
         text = error.format_message()

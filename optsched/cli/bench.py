@@ -155,7 +155,7 @@ def _run(
         except KeyboardInterrupt:
             bar.stop()
             say(f"interrupted: {finished} of {len(tasks)} are done, the same command continues")
-            raise typer.Exit(130) from None
+            raise SystemExit(130) from None
 
 
 def _line(row: Row) -> str:

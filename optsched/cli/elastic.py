@@ -120,7 +120,7 @@ def elastic(
         say(f"failed: job {job!r:.60}: {reason}")
     if not found.complete:
         say("interrupted" + (f": continue with --folder {folder} --resume" if folder else ""))
-        raise typer.Exit(130)
+        raise SystemExit(130)
     if found.failed:
         raise typer.Exit(1)
 

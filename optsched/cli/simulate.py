@@ -7,8 +7,6 @@ import re
 from pathlib import Path  # noqa: TC003 (typer reads the annotations)
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
-
 from optsched.cli import options, progress, say
 from optsched.cli.options import argument, option, options_of
 from optsched.cli.output import RunOutputs
@@ -222,10 +220,10 @@ def _workload(trace: str, nodes: Nodes, seed: int) -> Workload:
 
 def _run_all(
     cases: dict[str, Case], engine: Engine, *, quiet: bool
-) -> tuple[dict[str, Run], Exception | None]:
+) -> tuple[dict[str, Run], BaseException | None]:
     """Return runs by label, in order, and why others are missing (Exit: Ctrl-C)."""
     runs: dict[str, Run] = {}
-    failure: Exception | None = None
+    failure: BaseException | None = None
     with Bar(quiet=quiet) as bar:
         if here := engine.name == "loky" and engine.jobs in (None, 1):
             for label, case in cases.items():
@@ -242,11 +240,11 @@ def _run_all(
                 if not here:
                     update(len(runs))
                 if not _reported(bar, label, runs[label], taken):
-                    return runs, typer.Exit(130)
+                    return runs, SystemExit(130)
         except KeyboardInterrupt:
             bar.stop()
             say(f"interrupted: {len(runs)} of {len(cases)} simulations are done")
-            failure = typer.Exit(130)
+            failure = SystemExit(130)
         except OptschedError as error:  # of the engine
             failure = error
     return {label: runs[label] for label in cases if label in runs}, failure

@@ -53,10 +53,10 @@ class MovePlan:
     level: str = ""
     free: tuple[str, ...] = ()
     """Names of the domains of the level without any job, of `defragment`."""
+    before: int = 0  # better plans of the request, of `alternatives`
 
     def __repr__(self) -> str:
-        jobs = len(self.evict) + len(self.move)
-        return f"<MovePlan {self.status}: {jobs} jobs, cost {self.cost}>"
+        return f"<MovePlan {self.status}: {len([*self.evict, *self.move])} jobs, cost {self.cost}>"
 
     def after(self) -> ClusterState:
         """Return the state after all changes, in which the request runs."""
@@ -82,7 +82,8 @@ class MovePlan:
             better = "moves free more"
             found.append(f"Free domains of the level {self.level}: {len(self.free)}.")
         else:
-            better, name, level = "plan is cheaper", self.request.name, self.request.level
+            better = f"plan{' without the changes of those before' * bool(self.before)} is cheaper"
+            name, level = self.request.name, self.request.level
             size = f"{self.request.gpus} GPUs{f' within one {level}' if level else ''}"
             found.append(f"{name} gets {size}: {written(self.gpus)}.")
         proof = " (proved)" if self.status == "optimal" else f" than {self.bound}"
@@ -132,8 +133,7 @@ def clear(
     >>> found.cost, found.status, list(found.move)
     (3, 'optimal', ['b'])
     """
-    found = alternatives(snapshot, request, 1, model=model, time_limit=time_limit)
-    return found[0] if found else None
+    return next(iter(alternatives(snapshot, request, 1, model=model, time_limit=time_limit)), None)
 
 
 def alternatives(
@@ -181,7 +181,7 @@ def alternatives(
             snapshot=snapshot, evict=tuple(names[j] for j in found.chosen.evict),
             move={names[j]: gpus for j, gpus in found.assigned.move.items()},
             cost=int(found.cost), bound=int(found.bound), request=job, gpus=found.assigned.gang,
-            status="optimal" if found.cost == found.bound else "feasible",
+            status="optimal" if found.cost == found.bound else "feasible", before=len(plans),
         ))  # fmt: skip
         earlier.append(found.chosen)
         if found.cost == 0 and not found.chosen.evict and not found.chosen.move:

@@ -16,7 +16,7 @@ from optsched.errors import InputError
 from optsched.io import strict_json
 from optsched.io.files import write_atomic
 from optsched.io.strict_json import MAX_INTEGER, decode, placed
-from optsched.io.values import format_value, integer, label, one_of
+from optsched.io.values import format_value, integer, label, listed, one_of
 from optsched.plan.array_request import ArrayRequest
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class ClusterSnapshot:
     def __post_init__(self) -> None:
         if not isinstance(self.state, ClusterState):
             raise InputError(f"state: expected a ClusterState, got {format_value(self.state)}")
-        object.__setattr__(self, "jobs", tuple(self.jobs))
+        object.__setattr__(self, "jobs", tuple(listed("jobs", self.jobs, "jobs")))
         label("name", self.name)
         integer("now", self.now)
         if not isinstance(self.quotas, Mapping):

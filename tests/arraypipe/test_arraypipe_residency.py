@@ -155,6 +155,19 @@ def test_every_block_finds_the_newest_bytes(drawn: Any, data: st.DataObject) -> 
                 assert apart or first[6] <= second[5] or second[6] <= first[5]
 
 
+def test_a_state_made_in_a_slot_waits_for_the_copy_of_a_skipped_block() -> None:
+    """The state of job 0 is still on its way when the first state of job 1 is made there."""
+    engine = SimulatedEngine(1e9, 2e9)
+    ledger = Ledger([(1, 8), (8, 0)], [2, 1], 2, engine, 1)
+    first, skipped, update = Access(1, "B"), Access(0, "U"), Access(1, "U", operation=2)
+    ledger.announce(iter([first, skipped, update]))
+    ledger.take(first)
+    engine.block(1)
+    ledger.release()
+    ledger.take(update)
+    assert engine.now_ns >= max(row[-1] for row in engine.queued if row[:3] == (IN, 1, 0))
+
+
 @given(st.integers(3, 6), st.integers(1, 9), st.integers(0, 30))
 def test_closed_forms(n: int, size: int, block: int) -> None:
     """One slot: copies and blocks add up; with two the longer of both, exactly."""

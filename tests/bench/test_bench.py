@@ -132,6 +132,7 @@ def test_contradictions_are_failures(cli: Cli) -> None:
         ),
         (("-o", "no/r.csv"), "no/r.csv: cannot be written (there is no folder no)"),
         (("sub/shop.txt",), "sub/shop.txt: another instance is called shop too (shop.txt)"),
+        (("same.txt",), "same.txt: is the same instance as shop.txt; leave one out"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -141,6 +142,7 @@ def test_bad_input(cli: Cli, words: tuple[str, ...], message: str) -> None:
     Path("bad.txt").write_text("2 2\n0 1")
     Path("sub").mkdir()
     Path("sub/shop.txt").write_text(SHOP.replace("0 3 1", "0 9 1"))
+    Path("same.txt").write_text(SHOP)
     assert cli.refused(*BENCH, *words).startswith(message)
 
 

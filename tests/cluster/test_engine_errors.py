@@ -108,6 +108,13 @@ def test_policy_errors_name_the_line_of_the_policy() -> None:
     with pytest.raises(PolicyError, match=r"attribute 'nothing' \(.*test_engine_errors\.py:\d+\)"):
         simulate(jobs(ONE), Typo({}), Nodes(1))
 
+    class Leaves(Script):
+        def decide(self, view: Any) -> Any:
+            raise SystemExit(0)
+
+    with pytest.raises(PolicyError, match="SystemExit"):
+        simulate(jobs(ONE), Leaves({}), Nodes(1))
+
 
 def test_non_preemptible() -> None:
     """Also when a resize finds no place."""

@@ -111,6 +111,9 @@ def test_alternatives_by_cost() -> None:
     plans = alternatives(two_hosts(move=3, evict=20), "c", 9)
     assert [(one.cost, one.status) for one in plans] == [(c, "optimal") for c in (3, 5, 20, 50)]
     assert [[*one.move, *one.evict] for one in plans] == [["b"], ["a"], ["b"], ["a"]]
+    ends = [one.explain()[-1].partition("; ")[2] for one in plans]
+    assert ends[0] == "no plan is cheaper (proved)."
+    assert {*ends[1:]} == {"no plan without the changes of those before is cheaper (proved)."}
 
 
 def test_free_space_needs_no_change() -> None:

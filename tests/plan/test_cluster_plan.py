@@ -287,6 +287,10 @@ def test_sentences_of_changes() -> None:
     ended = plan(after_event(first.snapshot, "ends"), sigma=0, previous=first)
     texts = [one.text for one in ended.changes]
     assert texts[0] == "a has left n0:0-2." and texts[1].startswith("v starts now on ")
+    with pytest.raises(InputError, match="policy: expected a name, got None"):
+        plan(busy(), policy=None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="jobs: expected jobs, got PlanJob"):
+        ClusterSnapshot(busy().state, PlanJob(name="a", gpus=1))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="previous: expected a Plan or its Schedule"):
         plan(first.snapshot, previous=first.starts)  # type: ignore[arg-type]
 

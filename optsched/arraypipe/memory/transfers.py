@@ -241,8 +241,11 @@ class Transfers:
             pool.written[old] = left
         slot.dirty = False
         if state >= 0:
-            # what is not in its store yet is made in the slot, after all that was there has left
-            slot.state, slot.graphs, slot.arrived = state, 0, (arrived, left)
+            # what is not in its store yet is made in the slot, after all that was there has left,
+            # and after a copy for a block that was skipped
+            before = slot.arrived if arrived is None else (arrived,)
+            slot.arrived = tuple(event for event in (*before, left) if event is not None)
+            slot.state, slot.graphs = state, 0
             pool.where[state] = slot
 
     def _copy(

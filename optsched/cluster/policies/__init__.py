@@ -129,6 +129,8 @@ def get(name: str, **options: Any) -> Policy:
     >>> optsched.cluster.policies.get("elastic", order="sjf").order
     'sjf'
     """
+    if not isinstance(name, str):
+        raise InputError(f"policy: expected a name, got {format_value(name)}")
     label, (name, given) = name, _options(name)
     options |= given
     kind = _kind(name)

@@ -162,7 +162,7 @@ class RulePolicy:
         while status in (LOG_FULL, _PAUSE):
             try:
                 status = loop(_address(), w.address, zero, arguments)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise self._broke(w, error) from error
             if status == LOG_FULL:
                 w = grown(w)
@@ -175,7 +175,7 @@ class RulePolicy:
         check_end(w, workload, self.name, status)
         return log_of(w)
 
-    def _broke(self, w: World, error: Exception) -> InputError:
+    def _broke(self, w: World, error: BaseException) -> InputError:
         """The exception for a rule that raises, or that numba cannot compile."""
         place = traceback.extract_tb(error.__traceback__)[-1]
         if isinstance(error, AssertionError) and "numba" in place.filename:

@@ -38,7 +38,7 @@ _BROKEN: Final = {
 }
 
 
-def failed(w: World, policy: str, error: Exception) -> PolicyError:
+def failed(w: World, policy: str, error: BaseException) -> PolicyError:
     """The exception that says where the code of a policy broke: the last line in its file."""
     frames = traceback.extract_tb(error.__traceback__)
     outside = [one for one in frames if not one.filename.startswith(_LIBRARY)] or frames[-1:]

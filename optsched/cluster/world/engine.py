@@ -75,7 +75,7 @@ def simulate_generic(
                 decision = policy.decide(view)
             except InputError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise failed(w, policy.name, error) from error
             if watch is not None:
                 watch(view, decision)
