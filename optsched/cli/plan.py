@@ -47,16 +47,12 @@ def plan(
     time_limit: Annotated[
         float, option("Seconds for each plan of moves, or for all orders of arrays.", "--time")
     ] = 10.0,
-    slurm: Annotated[
-        Path | None, option("Output of squeue --json; SNAPSHOT is that of scontrol show node -d.")
-    ] = None,
+    slurm: Annotated[Path | None, option("squeue --json; SNAPSHOT: scontrol show node -d.")] = None,
     kubernetes: Annotated[
         bool, option("SNAPSHOT is kubectl get nodes,pods -A -o json.", "--kubernetes")
     ] = False,
     cluster: Annotated[Path | None, option("optsched.cluster/1 of --slurm, --kubernetes.")] = None,
-    now: Annotated[
-        int | None, option("Time of --slurm or --kubernetes, seconds since 1970 [default: 0].")
-    ] = None,
+    now: Annotated[int | None, option("Seconds since 1970, of either [default: 0].")] = None,
     save: Annotated[Path | None, option("Write the snapshot here.")] = None,
     previous: Annotated[Path | None, option("Former plan, kept as far as possible.")] = None,
     train: Annotated[
