@@ -52,7 +52,7 @@ def plan(
         bool, option("SNAPSHOT is kubectl get nodes,pods -A -o json.", "--kubernetes")
     ] = False,
     cluster: Annotated[Path | None, option("optsched.cluster/1 of --slurm, --kubernetes.")] = None,
-    now: Annotated[int | None, option("Seconds since 1970, of either [default: 0].")] = None,
+    now: Annotated[int | None, option("Time of that output, s since 1970 [default: 0].")] = None,
     save: Annotated[Path | None, option("Write the snapshot here.")] = None,
     previous: Annotated[Path | None, option("Former plan, kept as far as possible.")] = None,
     train: Annotated[
