@@ -170,6 +170,8 @@ def test_bugs_are_server_errors_in_the_same_form(caplog: pytest.LogCaptureFixtur
         ("choose", {"policy": {"required": "nosuch"}}, "policy.required", "nosuch"),
         ("clear", {"snapshot": QUERIES["clear"].example["snapshot"] | {
             "jobs": [{"name": "c", "gpus": 4, "level": "host"}]}}, "request", "c"),
+        ("plan", {"policy": "os:system"}, "policy", "os:system"),
+        ("plan", {"policy": "os:system:a=1"}, "policy", "os:system:a=1"),
         ("clear", {"request": "nosuch"}, "request", "nosuch"),
         ("clear", {"request": "x" * 99}, "request", "x" * 57 + "..."),
         ("verify", {"objective": "makespan"}, "objective", "makespan"),
